@@ -1,0 +1,58 @@
+# Octavo's commands. `make demo` shows it, `make test` proves it.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench format clean python
+
+help:  ## What there is to type
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+python:
+	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) here. On Debian: sudo apt-get install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Octavo needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing. On Debian: sudo apt-get install python3-venv"; exit 1; }
+
+# torch first, by its own requirement: a plain range could bring a CUDA build of several gigabytes.
+$(BIN)/octavo: pyproject.toml | python
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Octavo into $(VENV) (PyTorch is the large part) ..."
+	@$(PIP) install --quiet '$(TORCH)'
+	@$(PIP) install --quiet -e .
+	@touch $@
+
+$(VENV)/dev: pyproject.toml constraints.txt $(BIN)/octavo
+	@echo "Installing what the tests need ..."
+	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@$(PIP) check
+	@touch $@
+
+demo: $(BIN)/octavo  ## A real model answers, then 32 prompts at once
+	@$(BIN)/octavo pull smollm2
+	@$(BIN)/octavo demo
+
+test: $(VENV)/dev  ## The whole test suite
+	@$(BIN)/octavo pull smollm2
+	@$(BIN)/octavo pull gemma3-270m
+	$(BIN)/pytest
+
+check: $(VENV)/dev  ## All static checks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/dev  ## Benchmarks on this machine, side by side with transformers
+	$(BIN)/python benchmarks/offline.py
+	$(BIN)/python benchmarks/host_cost.py
+	$(BIN)/python benchmarks/memory.py
+
+format: $(VENV)/dev  ## Let ruff format and mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove the environment and build products
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

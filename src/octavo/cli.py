@@ -1,0 +1,30 @@
+"""The `octavo` command. Commands are named by import path, so that `--help` loads neither torch nor them."""
+
+import sys
+
+from cyclopts import App
+
+from octavo import log
+from octavo.errors import OctavoError
+from octavo.version import __version__
+
+app = App(
+    name="octavo",
+    version=f"octavo {__version__}",
+    help="LLM inference with a paged KV cache and continuous batching.",
+    help_epilogue="Start with: octavo pull smollm2, then octavo demo.",
+)
+app.command("octavo.tools.pull:pull", help="Download a small model that needs no account.")
+app.command("octavo.tools.demo:demo", help="A question answered as it streams, then 32 prompts at once.")
+app.command("octavo.tools.generate:generate", help="Complete a prompt, or answer it as a chat message.")
+
+
+def main() -> None:
+    """Run a command; the last line of a failure is its cause and what to do."""
+    log.set_up()
+    try:
+        app()
+    except OctavoError as error:
+        sys.exit(f"octavo: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,264 @@
+"""Engine options: frozen dataclasses from which `LLM(...)` keywords, flags and the docs table are read off."""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Self
+
+from octavo.errors import InvalidConfig
+from octavo.known import Elsewhere, drop_known
+
+GROUPS = ("model", "cache", "scheduler", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What to run and how to read it."""
+
+    model: str | None = None
+    """Folder, GGUF file, pulled model or Hub id. The pulled demo model when none is given."""
+    tokenizer: str | None = None
+    """Folder or Hub id of the tokenizer, where it is not the model's own."""
+    skip_tokenizer_init: bool = False
+    """Run without a tokenizer: token ids in, token ids out."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub model."""
+    download_dir: str | None = None
+    """Where Hub downloads go, instead of the Hub's own cache."""
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    """Kind of weight file; dummy makes random weights, for speed runs."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Type of weights and activations. auto: the checkpoint's, but float32 on a CPU without bfloat16 units."""
+    max_model_len: int | str | None = None
+    """Longest prompt and output together, in tokens: 4096, 4k, or auto for the most that fits."""
+    seed: int = 0
+    """Seeds of requests that give none are drawn from this one."""
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """auto: default sampling comes from the model's generation_config.json; vllm: from SamplingParams alone."""
+    max_logprobs: int = 20
+    """Most logprobs a request may ask for; -1 lifts the limit."""
+    logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
+    """Logprobs of the model's own distribution (raw), or after temperature, penalties and filters (processed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = 16
+    """Tokens in one KV block."""
+    gpu_memory_utilization: float = 0.92
+    """Share of the GPU's memory that this engine may use in all."""
+    kv_cache_memory_bytes: int | str | None = None
+    """Bytes for the KV cache (also 512M, 4G); on a CPU the lesser of 4 GiB and 40 % of what is available."""
+    num_gpu_blocks_override: int | None = None
+    """Number of KV blocks, instead of sizing by memory."""
+    enable_prefix_caching: bool = True
+    """Share the KV blocks of equal prompt beginnings between requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What runs together in a step."""
+
+    max_num_seqs: int = 256
+    """Most sequences that run at once."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens computed in one step; longer prompts are computed in chunks. 4096 on a CPU, 16384 on a GPU."""
+    num_scheduler_steps: int = 1
+    """Decode steps for one visit of the scheduler while nobody waits."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """fcfs: first come, first served; priority: smaller priority numbers first."""
+    depth: int = 1
+    """Steps that may be launched and not yet committed when the next one is planned; 0 waits for every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """Where it runs."""
+
+    device: Literal["auto", "cpu"] = "auto"
+    """What computes."""
+    num_threads: int | None = None
+    """Threads of a CPU engine; the physical cores this process may use when not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All engine options; resolved once at start-up, never edited.
+
+    Raises:
+        InvalidConfig: a value outside its range; the message names option, value and range.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        for option in options():
+            _check_choice(option, getattr(getattr(self, option.group), option.name))
+        model, cache, scheduler = self.model, self.cache, self.scheduler
+        parse_length(model.max_model_len)
+        parse_bytes("kv_cache_memory_bytes", cache.kv_cache_memory_bytes)
+        _check("max_logprobs", model.max_logprobs, -1)
+        _check("block_size", cache.block_size, 1, 1024)
+        _check("max_num_seqs", scheduler.max_num_seqs, 1, 65536)
+        _check("max_num_batched_tokens", scheduler.max_num_batched_tokens, 1)
+        _check("num_scheduler_steps", scheduler.num_scheduler_steps, 1, 1024)
+        _check("depth", scheduler.depth, 0, 64)
+        _check("num_gpu_blocks_override", cache.num_gpu_blocks_override, 1)
+        _check("num_threads", self.device.num_threads, 1)
+        share = cache.gpu_memory_utilization
+        if not isinstance(share, int | float) or not 0 < share <= 1:  # a NaN fails here too
+            raise InvalidConfig(f"gpu_memory_utilization={share} is not allowed: it must be above 0 and at most 1.")
+
+    @classmethod
+    def from_keywords(cls, owner: str, **keywords: Any) -> Self:
+        """The configuration of flat keywords, as `LLM(...)` takes them.
+
+        Raises:
+            TypeError: an unknown keyword; the message names the nearest known one.
+            ValueError: a keyword of another engine, asking for what Octavo does not have.
+        """
+        by_name = {option.name: option.group for option in options()}
+        given = drop_known(owner, set(by_name), ENGINE_ELSEWHERE, keywords)
+        kinds = {f.name: f.default_factory for f in dataclasses.fields(cls)}
+        parts: dict[str, Any] = {
+            group: kinds[group](**{name: value for name, value in given.items() if by_name[name] == group})  # type: ignore[operator]
+            for group in GROUPS
+        }
+        return cls(**parts)
+
+
+class Option(NamedTuple):
+    """One engine option as a user sees it."""
+
+    group: str
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+
+@functools.cache
+def options() -> tuple[Option, ...]:
+    """Every option with its default and the sentence written under it."""
+    return tuple(_options())
+
+
+def _options() -> Iterator[Option]:
+    for group, kind in zip(GROUPS, (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig), strict=True):
+        helps = _docstrings(kind)
+        for f in dataclasses.fields(kind):
+            yield Option(group, f.name, f.type, f.default, helps[f.name])
+
+
+def _docstrings(kind: type) -> dict[str, str]:
+    """The string under each field of a dataclass."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    helps: dict[str, str] = {}
+    name = ""
+    for statement in definition.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            name = statement.target.id
+        elif name and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            helps[name] = str(statement.value.value)
+    return helps
+
+
+def _check(name: str, value: int | None, low: int, high: int | None = None) -> None:
+    if value is None and any(o.name == name and o.default is None for o in options()):
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        end = f" to {high}" if high is not None else ""
+        raise InvalidConfig(f"{name}={value!r} is not allowed: it must be an integer from {low}{end}.")
+
+
+def _check_choice(option: Option, value: object) -> None:
+    choices = getattr(option.type, "__args__", ()) if "Literal" in str(option.type) else ()
+    if choices and value not in choices:
+        raise InvalidConfig(f"{option.name}={value!r} is not allowed: it must be one of {', '.join(choices)}.")
+    if isinstance(option.default, bool) and not isinstance(value, bool):
+        raise InvalidConfig(f"{option.name}={value!r} is not allowed: it must be True or False.")
+
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def parse_length(value: int | str | None) -> int | None:
+    """max_model_len in tokens, None for the most that fits: 4096, "4096", "4k" (4000), "4K" (4096), "auto", -1."""
+    if value is None or value in ("auto", -1, "-1"):
+        return None
+    return _parse_number("max_model_len", value, "a number of tokens from 1 (4096, 4k, 4K) or auto")
+
+
+def parse_bytes(name: str, value: int | str | None) -> int | None:
+    """A number of bytes: 1000000, "512M", "4G" (powers of 1024; small letters are powers of 1000)."""
+    return None if value is None else _parse_number(name, value, "a number of bytes from 1 (1000000, 512M, 4G)")
+
+
+def _parse_number(name: str, value: int | str | float, allowed: str) -> int:
+    text = str(value).strip()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)(?:i?[bB])?", text)
+    if isinstance(value, bool) or not match:
+        raise InvalidConfig(f"{name}={value!r} is not allowed: it must be {allowed}.")
+    number = float(match[1]) * _UNITS[match[2]]
+    if not math.isfinite(number) or number < 1 or number != int(number):
+        raise InvalidConfig(f"{name}={value!r} is not allowed: it must be {allowed}.")
+    return int(number)
+
+
+_PARALLEL = "this engine runs on one device"
+_SERVER = "it is an option of a server"
+ENGINE_ELSEWHERE = {
+    "trust_remote_code": Elsewhere("models are part of Octavo; no code of a checkpoint is run", (None, False, True)),
+    "tokenizer_mode": Elsewhere("tokenizers are read from tokenizer.json", (None, "auto", "hf")),
+    "tokenizer_revision": Elsewhere("give the tokenizer as a local folder"),
+    "code_revision": Elsewhere("no code of a checkpoint is run"),
+    "hf_token": Elsewhere("set HF_TOKEN in the environment"),
+    "hf_overrides": Elsewhere("edit a copy of config.json", (None, {})),
+    "hf_config_path": Elsewhere("put config.json beside the weights"),
+    "config_format": Elsewhere("config.json or GGUF metadata is read", (None, "auto", "hf")),
+    "quantization": Elsewhere("only unquantized and GGUF checkpoints are read", (None, "gguf")),
+    "kv_cache_dtype": Elsewhere("the KV cache has the model's type", (None, "auto")),
+    "calculate_kv_scales": Elsewhere("the KV cache is not quantized"),
+    "enforce_eager": Elsewhere("nothing is captured here", (None, False, True)),
+    "compilation_config": Elsewhere("nothing is compiled here", (None, {}, 0)),
+    "max_seq_len_to_capture": Elsewhere("nothing is captured here", (None, 8192)),
+    "enable_chunked_prefill": Elsewhere("prompts are always computed in chunks", (None, True)),
+    "long_prefill_token_threshold": Elsewhere("chunks are as long as max_num_batched_tokens allows", (None, 0)),
+    "async_scheduling": Elsewhere("use depth=0 to wait for every step", (None, True)),
+    "swap_space": Elsewhere("preempted sequences are computed again", (None, 0, 4)),
+    "cpu_offload_gb": Elsewhere("weights stay where they are computed", (None, 0)),
+    "kv_offloading_size": Elsewhere("there is no second tier of KV memory", (None, 0)),
+    "tensor_parallel_size": Elsewhere(_PARALLEL, (None, 1)),
+    "pipeline_parallel_size": Elsewhere(_PARALLEL, (None, 1)),
+    "data_parallel_size": Elsewhere(_PARALLEL, (None, 1)),
+    "enable_expert_parallel": Elsewhere(_PARALLEL),
+    "distributed_executor_backend": Elsewhere(_PARALLEL, (None, "uni", "mp")),
+    "disable_custom_all_reduce": Elsewhere(_PARALLEL, (None, False, True)),
+    "enable_lora": Elsewhere("there are no adapters yet"),
+    "max_loras": Elsewhere("there are no adapters yet", (None, 1)),
+    "max_lora_rank": Elsewhere("there are no adapters yet", (None, 16)),
+    "speculative_config": Elsewhere("there is no speculation yet"),
+    "structured_outputs_config": Elsewhere("structured output is not built in yet", (None, {})),
+    "limit_mm_per_prompt": Elsewhere("models are text only", (None, {})),
+    "mm_processor_kwargs": Elsewhere("models are text only", (None, {})),
+    "allowed_local_media_path": Elsewhere("models are text only", (None, "")),
+    "override_generation_config": Elsewhere("give SamplingParams", (None, {})),
+    "logits_processors": Elsewhere("add a file to octavo/sampling", (None, [])),
+    "prefix_caching_hash_algo": Elsewhere("blocks are hashed with blake2b", (None, "sha256", "builtin", "xxhash")),
+    "disable_log_stats": Elsewhere("progress is shown by the progress bar", (None, False, True)),
+    "served_model_name": Elsewhere(_SERVER),
+    "runner": Elsewhere("models generate text", (None, "auto", "generate")),
+    "task": Elsewhere("models generate text", (None, "auto", "generate")),
+    "convert": Elsewhere("models generate text", (None, "auto", "none")),
+}

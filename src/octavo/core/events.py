@@ -1,0 +1,95 @@
+"""What happens inside the scheduler, as told to its subscribers (metrics, the block-table tracer)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.core.step import Step, StepResult
+from octavo.types import Delta, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    request_id: str
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A sequence entered a slot. The first `num_cached_tokens // block_size` of `blocks` are prefix hits.
+
+    `num_tokens` are those known to the host: more than the prompt's after a preemption.
+    """
+
+    request_id: str
+    slot: int
+    blocks: tuple[int, ...]
+    num_cached_tokens: int
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """`step.chunks[i]` belongs to `request_ids[i]`; blocks handed out while running are its `new_blocks`."""
+
+    step: Step
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """`request_id` gave its blocks up so that `by` can grow (itself, when it was the cheapest).
+
+    `num_lost_tokens` are positions that it had computed itself since it was admitted.
+    """
+
+    request_id: str
+    by: str
+    num_lost_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    step: Step
+    result: StepResult
+    deltas: tuple[Delta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    request_id: str
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """Blocks that became full: others with the same beginning can find them from now on."""
+
+    request_id: str
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """One reference to each block was dropped; a sealed one stays findable until it is evicted."""
+
+    request_id: str
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Findable blocks that nobody used were taken for new content."""
+
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReset:
+    """Nothing sealed before this will be found again."""
+
+
+Event = Added | Admitted | Planned | Preempted | Committed | Finished | Sealed | Freed | Evicted | CacheReset
+Subscriber = Callable[[Event], None]

@@ -1,0 +1,80 @@
+"""One arithmetic of memory: what weights and KV cache take, and what fits."""
+
+from dataclasses import dataclass
+
+from octavo.errors import InvalidConfig
+from octavo.model_spec import ModelSpec
+
+GIB = 1024**3
+
+
+def kv_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:
+    """K and V of one token over all layers: 2 * layers * kv heads * head_dim * bytes of an element."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """`num_blocks` counts block 0, which belongs to nobody; `max_model_len` is what one sequence may reach."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    bytes_per_token: int
+
+    @property
+    def num_tokens(self) -> int:
+        return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_size * self.bytes_per_token
+
+    @property
+    def concurrency(self) -> float:
+        """Sequences of the longest length that fit together."""
+        return self.num_tokens / self.max_model_len
+
+
+def size_cache(
+    spec: ModelSpec,
+    *,
+    element_bytes: int,
+    block_size: int,
+    wanted_len: int | None,
+    available_bytes: int,
+    num_blocks: int | None = None,
+) -> CacheSize:
+    """How many blocks fit, and how long a sequence may become.
+
+    `wanted_len` None takes the model's own length, lowered to what fits. `num_blocks` overrides
+    `available_bytes` and counts usable blocks.
+
+    Raises:
+        InvalidConfig: one sequence of `wanted_len` tokens does not fit, or it is longer than the model's.
+    """
+    per_token = kv_bytes_per_token(spec, element_bytes)
+    longest = spec.max_model_len
+    if wanted_len is not None and wanted_len > longest:
+        raise InvalidConfig(
+            f"max_model_len={wanted_len} is longer than the {longest} tokens this model was made for.",
+            f"Give max_model_len={longest} or less.",
+        )
+    usable = num_blocks if num_blocks is not None else available_bytes // (per_token * block_size) - 1
+    fits = max(0, usable) * block_size
+    length = min(longest, fits) if wanted_len is None else wanted_len
+    if fits < length or fits == 0:
+        needed = -(-max(length, 1) // block_size) + 1
+        have = (usable + 1) * block_size * per_token if num_blocks is not None else available_bytes
+        raise InvalidConfig(
+            f"One sequence of {length or longest} tokens needs {_size(needed * block_size * per_token)} of KV cache, and "
+            f"{_size(max(0, have))} are available, enough for {fits} tokens.",
+            f"Lower max_model_len to {fits} or raise kv_cache_memory_bytes."
+            if fits
+            else "Raise kv_cache_memory_bytes or num_gpu_blocks_override.",
+        )
+    return CacheSize(usable + 1, block_size, length, per_token)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 100 else f"{num_bytes:,} bytes"

@@ -1,0 +1,109 @@
+"""One engine in this process: prompts in, `RequestOutput`s out. `LLM` and `AsyncLLM` drive it."""
+
+from typing import Self
+
+from octavo.config import EngineConfig
+from octavo.core.scheduler import Scheduler
+from octavo.engine import start
+from octavo.engine.inputs import Group, Inputs, Prompt
+from octavo.engine.loop import Loop
+from octavo.engine.outputs import Outputs
+from octavo.errors import InvalidRequest
+from octavo.text.tokenizer import Tokenizer
+from octavo.types import RequestOutput, SamplingParams
+
+
+class Engine:
+    """Not thread-safe: one thread calls `add`, `step` and `abort`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        parts = start.start(config)
+        self.config = config
+        self.spec = parts.spec
+        self.tokenizer: Tokenizer | None = parts.tokenizer
+        self.cache_size = parts.cache_size
+        self.max_model_len = parts.cache_size.max_model_len
+        self.start_phases = parts.phases
+        self.scheduler = Scheduler(
+            parts.pool,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens or start.CPU_BATCHED_TOKENS,
+            max_model_len=self.max_model_len,
+            num_scheduler_steps=config.scheduler.num_scheduler_steps,
+            policy=config.scheduler.scheduling_policy,
+        )
+        self.loop = Loop(self.scheduler, parts.executor, config.scheduler.depth)
+        self.inputs = Inputs(
+            parts.tokenizer,
+            vocab_size=parts.spec.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=parts.eos_token_ids,
+            default_params=parts.default_params,
+            prefix_caching=config.cache.enable_prefix_caching,
+            max_logprobs=config.model.max_logprobs,
+            seed=config.model.seed,
+        )
+        self.outputs = Outputs(parts.tokenizer)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.outputs.num_unfinished > 0 or self.loop.has_work
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.outputs.num_unfinished
+
+    def check(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None, priority: int = 0
+    ) -> Group:
+        """Tokenize and validate, without running anything.
+
+        Raises:
+            InvalidRequest: it can never run.
+        """
+        return self.inputs.group(prompt, params, request_id=request_id, priority=priority)
+
+    def add(self, group: Group) -> None:
+        """Queue a checked request.
+
+        Raises:
+            InvalidRequest: another live request has the same id.
+        """
+        if self.outputs.is_live(group.id):
+            raise InvalidRequest(
+                f"request_id={group.id!r} belongs to a request that is still running.", param="request_id"
+            )
+        self.outputs.add(group)
+        for request in group.requests:
+            self.scheduler.add(request)
+
+    def step(self) -> list[RequestOutput]:
+        """One turn of the loop; returns what changed for the user."""
+        outputs, stopped = self.outputs.process(self.loop.step())
+        for request_id in stopped:
+            self.scheduler.abort(request_id)
+        return outputs
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at any moment; an unknown or finished id is ignored. Returns its last output."""
+        output, ended = self.outputs.abort(request_id)
+        for sequence_id in ended:
+            self.scheduler.abort(sequence_id)
+        return output
+
+    def drain(self) -> None:
+        """Commit what is in flight after everything was aborted, so that the pool is whole again."""
+        while self.loop.has_work:
+            self.step()
+
+    def reset_prefix_cache(self) -> None:
+        self.scheduler.pool.reset_cache()
+
+    def close(self) -> None:
+        self.loop.executor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

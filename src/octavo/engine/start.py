@@ -1,0 +1,98 @@
+"""What an engine is made of, from its configuration: files, spec, tokenizer, executor, default sampling."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.core.blocks import BlockPool
+from octavo.core.memory import CacheSize
+from octavo.engine.loop import Executor
+from octavo.executor.inline import Inline
+from octavo.formats.gguf import GGUFFile
+from octavo.hub import ModelFiles, find_model
+from octavo.model_spec import ModelSpec
+from octavo.text.tokenizer import Tokenizer, eos_token_ids, read_json
+from octavo.types import SamplingParams
+from octavo.worker.start import start_runner
+
+logger = logging.getLogger("octavo")
+
+CPU_BATCHED_TOKENS = 4096
+
+
+@dataclass(slots=True)
+class Parts:
+    spec: ModelSpec
+    tokenizer: Tokenizer | None
+    executor: Executor
+    pool: BlockPool
+    cache_size: CacheSize
+    eos_token_ids: frozenset[int]
+    default_params: SamplingParams
+    phases: dict[str, float] = field(default_factory=dict)  # seconds of each phase of the start
+
+
+def start(config: EngineConfig) -> Parts:
+    """Read, load and size everything.
+
+    Raises:
+        ModelNotFound, InvalidConfig, InvalidWeights: each says what is wrong and what to do.
+    """
+    begin = time.perf_counter()
+    seconds: dict[str, float] = {}
+    files = find_model(
+        config.model.model,
+        revision=config.model.revision,
+        download_dir=config.model.download_dir,
+        weights=config.model.load_format != "dummy",
+    )
+    gguf = GGUFFile(files.gguf) if files.gguf else None
+    hf_config = gguf.hf_config() if gguf else read_json(files.folder / "config.json")
+    spec = ModelSpec.from_config(hf_config)
+    tokenizer = _tokenizer(config, files)
+    seconds["prepare"] = time.perf_counter() - begin
+    runner, size = start_runner(config, files, spec, gguf, seconds)
+    generation = {} if gguf else read_json(files.folder / "generation_config.json")
+    parts = Parts(
+        spec=spec,
+        tokenizer=tokenizer,
+        executor=Inline(runner),
+        pool=BlockPool(size.num_blocks, size.block_size),
+        cache_size=size,
+        eos_token_ids=eos_token_ids(hf_config, generation, tokenizer),
+        default_params=SamplingParams() if config.model.generation_config == "vllm" else default_params(generation),
+        phases=seconds,
+    )
+    logger.info("init engine took %.2f seconds", time.perf_counter() - begin)
+    return parts
+
+
+def _tokenizer(config: EngineConfig, files: ModelFiles) -> Tokenizer | None:
+    if config.model.skip_tokenizer_init:
+        return None
+    other = config.model.tokenizer
+    if other:
+        files = find_model(other, download_dir=config.model.download_dir, weights=False)
+    return Tokenizer.from_files(files)
+
+
+_SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def default_params(generation: dict[str, Any]) -> SamplingParams:
+    """Sampling for requests that give none: what the model's generation_config.json says.
+
+    `do_sample: false` means greedy, as in transformers.
+    """
+    found = {name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None}
+    if generation.get("do_sample") is False:
+        found = {"temperature": 0.0} | {k: v for k, v in found.items() if k == "repetition_penalty"}
+    if isinstance(generation.get("max_new_tokens"), int):
+        found["max_tokens"] = generation["max_new_tokens"]
+    params = SamplingParams(**found)
+    if found:
+        shown = ", ".join(f"{name}={value}" for name, value in found.items())
+        logger.info("Default sampling from generation_config.json: %s (generation_config='vllm' ignores it)", shown)
+    return params

@@ -1,0 +1,55 @@
+"""The environment variables that Octavo reads; nothing else of it looks at `os.environ`."""
+
+import os
+from pathlib import Path
+
+
+def _text(name: str) -> str | None:
+    """A variable set to nothing counts as not set."""
+    return os.environ.get(name, "").strip() or None
+
+
+def cache_root() -> Path:
+    """Where pulled models and converted tokenizers are kept; it may not exist yet."""
+    if own := _text("OCTAVO_CACHE_ROOT"):
+        return Path(own).expanduser()
+    base = _text("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else _home() / ".cache") / "octavo"
+
+
+def logging_level() -> str:
+    return (_text("OCTAVO_LOGGING_LEVEL") or "INFO").upper()
+
+
+def configures_logging() -> bool:
+    """`OCTAVO_CONFIGURE_LOGGING=0` leaves all logging to the program around Octavo."""
+    return _text("OCTAVO_CONFIGURE_LOGGING") != "0"
+
+
+def hub_offline() -> bool:
+    return (_text("HF_HUB_OFFLINE") or "").upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def hub_endpoint() -> str | None:
+    return _text("HF_ENDPOINT")
+
+
+def hub_token() -> str | None:
+    return _text("HF_TOKEN")
+
+
+def hub_cache() -> Path:
+    """Where downloaded models lie, as huggingface_hub decides it."""
+    if cache := _text("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    if home := _text("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    base = _text("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else _home() / ".cache") / "huggingface" / "hub"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # no HOME, and a user id that no password file knows: ordinary in a container
+        return Path("/tmp")

@@ -1,0 +1,49 @@
+"""The exceptions a caller may catch: each has an HTTP status and, where one exists, a hint that mends it."""
+
+
+class OctavoError(Exception):
+    """Something Octavo refuses or cannot do.
+
+    `str()` gives the cause, followed by the hint where there is one, so that the last line a person
+    sees says what to do.
+    """
+
+    status = 500
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class InvalidRequest(OctavoError, ValueError):
+    """A request that can never run. `param` names the field at fault."""
+
+    status = 400
+
+    def __init__(self, message: str, hint: str = "", param: str = "") -> None:
+        super().__init__(message, hint)
+        self.param = param
+
+
+class InvalidConfig(OctavoError, ValueError):
+    """Engine options that contradict each other, the model or the machine."""
+
+
+class ModelNotFound(OctavoError, FileNotFoundError):
+    """No model, or no such file of a model, at the given place."""
+
+    status = 404
+
+
+class InvalidWeights(OctavoError, ValueError):
+    """A weight file that is damaged, incomplete or of another model."""
+
+
+class EngineDead(OctavoError):
+    """The engine stopped for good; the message carries the cause."""
+
+    status = 503

@@ -1,0 +1,114 @@
+"""What the sampling kernels share: the parameters of every slot, and which logits of a row count."""
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Bits of SamplingRows.features: a row pays for what its slot asks.
+PENALTIES = 1
+BIAS = 2
+BITMASK = 4
+MIN_TOKENS = 8
+EDITS = PENALTIES | BIAS | BITMASK | MIN_TOKENS
+CUT = 16  # top-k, top-p or min-p
+
+USES_PENALTIES = tl.constexpr(PENALTIES)
+USES_BIAS = tl.constexpr(BIAS)
+USES_BITMASK = tl.constexpr(BITMASK)
+USES_MIN_TOKENS = tl.constexpr(MIN_TOKENS)
+USES_EDITS = tl.constexpr(EDITS)
+USES_CUT = tl.constexpr(CUT)
+
+CHUNK = 4096  # logits of one program
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each slot samples, one row a slot on the device; a slot's rows are rewritten when a sequence enters it.
+
+    Only what `features` names is read, so the rest of a row may be stale. `length` counts the tokens of the sequence:
+    the token being sampled will stand at position `length`.
+    """
+
+    length: Tensor  # int32
+    features: Tensor  # int32, bits as above
+    temperature: Tensor  # float32; 0: greedy
+    seed: Tensor  # int64
+    top_k: Tensor  # int32; 0: all
+    top_p: Tensor  # float32
+    min_p: Tensor  # float32
+    repetition_penalty: Tensor  # float32
+    presence_penalty: Tensor  # float32
+    frequency_penalty: Tensor  # float32
+    min_length: Tensor  # int32: prompt length + min_tokens
+    stop_ids: Tensor  # [slots, width] int32: ruled out below min_length; -1: none
+    num_bias: Tensor  # int32
+    bias_ids: Tensor  # [slots, width] int32, no id twice
+    bias_values: Tensor  # [slots, width] float32
+    bitmask: Tensor  # [slots, ceil(vocabulary / 32)] int32: bit id % 32 of word id // 32 is set if the id is allowed
+    counts: Tensor  # [slots, vocabulary] int32: twice the times a token was generated, plus 1 if it is in the prompt
+    num_logprobs: Tensor  # int32; -1: none asked
+
+
+def allocate_sampling_rows(
+    num_slots: int, vocab_size: int, device: torch.device | str, *, stop_width: int = 16, bias_width: int = 512
+) -> SamplingRows:
+    """All neutral: greedy, without features. `counts` is the large one, 4 bytes a slot and vocabulary entry."""
+
+    def integers(*shape: int, fill: int = 0) -> Tensor:
+        return torch.full((num_slots, *shape), fill, dtype=torch.int32, device=device)
+
+    def numbers(*shape: int, fill: float = 0.0) -> Tensor:
+        return torch.full((num_slots, *shape), fill, dtype=torch.float32, device=device)
+
+    return SamplingRows(
+        length=integers(),
+        features=integers(),
+        temperature=numbers(),
+        seed=torch.zeros(num_slots, dtype=torch.int64, device=device),
+        top_k=integers(),
+        top_p=numbers(fill=1.0),
+        min_p=numbers(),
+        repetition_penalty=numbers(fill=1.0),
+        presence_penalty=numbers(),
+        frequency_penalty=numbers(),
+        min_length=integers(),
+        stop_ids=integers(stop_width, fill=-1),
+        num_bias=integers(),
+        bias_ids=integers(bias_width),
+        bias_values=numbers(bias_width),
+        bitmask=integers(-(-vocab_size // 32), fill=-1),
+        counts=integers(vocab_size),
+        num_logprobs=integers(fill=-1),
+    )
+
+
+@triton.jit
+def load_logits(logits, edited, flags, row, ids, mask, vocab_size, has_edited: tl.constexpr):
+    """Logits of a row at `ids` as float32, -inf where masked off: those in `edited` if the slot's flags say so."""
+    at = row.to(tl.int64) * vocab_size + ids
+    if has_edited:
+        if (flags & USES_EDITS) != 0:
+            x = tl.load(edited + at, mask=mask, other=float("-inf")).to(tl.float32)
+        else:
+            x = tl.load(logits + at, mask=mask, other=float("-inf")).to(tl.float32)
+    else:
+        x = tl.load(logits + at, mask=mask, other=float("-inf")).to(tl.float32)
+    return x
+
+
+@triton.jit
+def ordered(x):
+    """The bits of a float32 as an int32 with the same order; both zeros are one. NaN lies beyond the infinities."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def unordered(key):
+    """The inverse of `ordered`."""
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)

@@ -1,0 +1,192 @@
+"""The offline API: `LLM(model).generate(prompts, sampling_params)` and `.chat(messages, ...)`."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from octavo import log
+from octavo.config import EngineConfig
+from octavo.engine.engine import Engine
+from octavo.engine.inputs import Group, Prompt, as_list
+from octavo.errors import EngineDead, InvalidRequest
+from octavo.text import chat
+from octavo.text.tokenizer import Tokenizer
+from octavo.types import RequestOutput, SamplingParams
+
+Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+Progress = bool | Callable[..., Any]
+
+
+class LLM:
+    """A model loaded in this process.
+
+    Keywords are the engine's options (docs/options.md); what users of vLLM type is known. Use it as a
+    context manager, or drop the last reference, to give all memory back.
+
+    Raises:
+        ModelNotFound, InvalidConfig, InvalidWeights: the message says what to do.
+        TypeError: an unknown keyword.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        log.set_up()
+        self._engine: Engine | None = Engine(EngineConfig.from_keywords("LLM", model=model, **options))
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise EngineDead("This LLM was closed.")
+        return self._engine
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        use_tqdm: Progress = True,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; results are in the order of the prompts.
+
+        A prompt is a string, a list of token ids, or a dictionary with `prompt` or `prompt_token_ids` (and
+        `cache_salt`). One `SamplingParams` serves all prompts, a list has one for each; without any, the
+        model's own defaults apply. `priority` has a number for each prompt, smaller ones first
+        (scheduling_policy="priority").
+
+        Raises:
+            InvalidRequest: names the prompt that can never run; nothing is left queued.
+        """
+        return self._run(as_list(prompts), sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        use_tqdm: Progress = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of {"role": ..., "content": ...}.
+
+        Raises:
+            InvalidRequest: names the conversation that can never run.
+        """
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: list[Any] = list(messages) if several else [messages]
+        prompts: list[Prompt] = []
+        for place, conversation in enumerate(conversations):
+            with _naming("Conversation", place, len(conversations)):
+                text = chat.render(
+                    self.get_tokenizer(),
+                    conversation,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    chat_template=chat_template,
+                    tools=tools,
+                    **(chat_template_kwargs or {}),
+                )
+                # The template writes the special tokens itself.
+                ids = self.get_tokenizer().encode(text, add_special_tokens=False)
+            prompts.append({"prompt": text, "prompt_token_ids": ids})
+        return self._run(prompts, sampling_params, use_tqdm, None)
+
+    def _run(
+        self, prompts: list[Prompt], params: Params, use_tqdm: Progress, priority: Sequence[int] | None
+    ) -> list[RequestOutput]:
+        engine = self.engine
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
+        priorities = [0] * len(prompts) if priority is None else list(priority)
+        for name, values in (("sampling_params", each), ("priority", priorities)):
+            if len(values) != len(prompts):
+                raise InvalidRequest(f"{name} has {len(values)} items for {len(prompts)} prompts.", param=name)
+        # Everything is checked before anything runs, so that one bad prompt leaves nothing behind.
+        groups: list[Group] = []
+        for place, prompt in enumerate(prompts):
+            with _naming("Prompt", place, len(prompts)):
+                groups.append(engine.check(prompt, each[place], priority=priorities[place]))
+        try:
+            for group in groups:
+                engine.add(group)
+            finished = self._finish(len(groups), use_tqdm)
+        except BaseException:  # also Ctrl-C: the next call must find an idle engine
+            for group in groups:
+                engine.abort(group.id)
+            engine.drain()
+            raise
+        return [finished[group.id] for group in groups]
+
+    def _finish(self, count: int, use_tqdm: Progress) -> dict[str, RequestOutput]:
+        finished: dict[str, RequestOutput] = {}
+        make = use_tqdm if callable(use_tqdm) else tqdm
+        bar = make(total=count, desc="Processed prompts", unit="prompt", dynamic_ncols=True) if use_tqdm else None
+        begin, tokens_in, tokens_out = time.perf_counter(), 0, 0
+        try:
+            while self.engine.has_unfinished:
+                for output in self.engine.step():
+                    if not output.finished:
+                        continue
+                    finished[output.request_id] = output
+                    if bar is not None:
+                        tokens_in += len(output.prompt_token_ids)
+                        tokens_out += sum(len(sample.token_ids) for sample in output.outputs)
+                        seconds = time.perf_counter() - begin
+                        bar.set_postfix_str(
+                            f"input {tokens_in / seconds:.1f} tok/s, output {tokens_out / seconds:.1f} tok/s",
+                            refresh=False,
+                        )
+                        bar.update(1)
+        finally:
+            if bar is not None:
+                bar.close()
+        return finished
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            InvalidRequest: the engine runs without one (`skip_tokenizer_init`).
+        """
+        if self.engine.tokenizer is None:
+            raise InvalidRequest("This engine runs without a tokenizer (skip_tokenizer_init=True).")
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What applies to a request without parameters: the model's generation_config.json."""
+        return self.engine.inputs.default_params
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; running requests go on."""
+        self.engine.reset_prefix_cache()
+        return True
+
+    def close(self) -> None:
+        """Give the memory of weights and KV cache back; a second call does nothing."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _naming:  # noqa: N801 - reads as a word in a with statement
+    """Says which of several items an `InvalidRequest` is about."""
+
+    def __init__(self, what: str, place: int, count: int) -> None:
+        self.prefix = f"{what} {place}: " if count > 1 else ""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, InvalidRequest) and self.prefix:
+            raise InvalidRequest(self.prefix + error.message, error.hint, error.param) from error

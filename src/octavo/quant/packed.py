@@ -1,0 +1,34 @@
+"""Dense weights in the order that oneDNN's CPU kernels read them.
+
+`functional.linear` hands oneDNN a plain matrix, which it copies into its blocked order or reads badly in
+every call. Ordered once, bfloat16 and float32 products of few rows take about half the time; the
+numbers are the same.
+"""
+
+import torch
+from torch import Tensor
+
+from octavo.quant.base import LinearLayer
+from octavo.quant.dense import Dense
+
+ROWS = 32  # the number of rows of x that the order is chosen for; it serves any
+
+
+class Packed(Dense):
+    @staticmethod
+    def serves(dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether this build of torch and this processor have the kernels."""
+        if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+            return False
+        if dtype == torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return dtype == torch.float32
+
+    def finish(self, layer: LinearLayer) -> None:
+        assert layer.weight is not None
+        layer.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight, ROWS)
+        layer.weight = None
+
+    def apply(self, layer: LinearLayer, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.packed, layer.bias, "none", [], "")
+        return out

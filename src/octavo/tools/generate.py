@@ -1,0 +1,79 @@
+"""`octavo generate`: one prompt, streamed to the terminal."""
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from octavo.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.engine.engine import Engine
+from octavo.engine.inputs import Prompt
+from octavo.errors import InvalidRequest
+from octavo.text import chat
+from octavo.types import RequestOutput, RequestOutputKind, SamplingParams
+
+
+def generate(
+    prompt: str,
+    *,
+    chat_message: Annotated[bool, Parameter(name=["--chat", "-c"])] = False,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: Annotated[int | None, Parameter(name="--sampling-seed")] = None,
+    stop: tuple[str, ...] = (),
+    model: Annotated[ModelConfig, Parameter(name="*", group="Model")] = ModelConfig(),  # noqa: B008 - frozen
+    cache: Annotated[CacheConfig, Parameter(name="*", group="KV cache")] = CacheConfig(),  # noqa: B008
+    scheduler: Annotated[SchedulerConfig, Parameter(name="*", group="Scheduler")] = SchedulerConfig(),  # noqa: B008
+    device: Annotated[DeviceConfig, Parameter(name="*", group="Device")] = DeviceConfig(),  # noqa: B008
+) -> None:
+    """Complete a prompt, or answer it as a chat message.
+
+    Parameters
+    ----------
+    prompt
+        Text to complete, or the message with --chat; "-" reads it from standard input.
+    chat_message
+        Put the prompt into the model's chat template and let it answer.
+    max_tokens
+        Most tokens to generate.
+    temperature
+        0 takes the most likely token; higher is more varied, up to 2.
+    top_p
+        Sample from the most likely tokens that together have this probability.
+    seed
+        Makes sampling repeatable.
+    stop
+        Strings that end the text.
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with Engine(EngineConfig(model, cache, scheduler, device)) as engine:
+        stream(engine, chat_prompt(engine, text) if chat_message else text, params)
+
+
+def chat_prompt(engine: Engine, message: str) -> Prompt:
+    """One user message in the model's chat template."""
+    if engine.tokenizer is None:
+        raise InvalidRequest("A chat message needs a tokenizer, and this engine runs without one.")
+    text = chat.render(engine.tokenizer, [{"role": "user", "content": message}])
+    return {"prompt": text, "prompt_token_ids": engine.tokenizer.encode(text, add_special_tokens=False)}
+
+
+def stream(engine: Engine, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+    """Write the answer to standard output as it comes; returns the last output. `params` must ask for deltas."""
+    engine.add(engine.check(prompt, params))
+    last: RequestOutput | None = None
+    while engine.has_unfinished:
+        for last in engine.step():
+            print("".join(sample.text for sample in last.outputs), end="", flush=True)
+    print()
+    assert last is not None, "a checked request always ends with an output"
+    return last

@@ -1,0 +1,36 @@
+"""The KV cache's tensors, handed to each attention layer."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention.base import Backend, Cache
+from octavo.core.memory import CacheSize
+from octavo.layers.decoder import CausalLM
+
+
+def allocate(model: CausalLM, backend: Backend, size: CacheSize, dtype: torch.dtype) -> list[Cache]:
+    """Give every attention layer its backend and its K and V, [num_blocks, block_size, kv_heads, head_dim], all zero.
+
+    Zeros matter: attention reads whole blocks and masks what a sequence has not written, and a NaN there
+    would survive the mask. The pages come from the kernel on first touch, so an unused cache costs nothing.
+    """
+    caches = []
+    for layer in model.attention_layers():
+        shape = (size.num_blocks, size.block_size, layer.num_kv_heads, layer.head_dim)
+        layer.backend, layer.cache = backend, (_zeros(shape, dtype), _zeros(shape, dtype))
+        caches.append(layer.cache)
+    return caches
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """`torch.zeros` touches every page; numpy's asks the kernel for untouched ones."""
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+
+
+def clear(caches: list[Cache], blocks: Tensor) -> None:
+    """Zero these blocks, after a fault may have left NaN in them."""
+    for key, value in caches:
+        key[blocks] = 0
+        value[blocks] = 0

@@ -1,0 +1,93 @@
+"""What this machine can give: memory, cores, number types."""
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+from octavo.errors import InvalidConfig
+
+CPU_CACHE_LIMIT = 4 * 1024**3
+CPU_CACHE_SHARE = 0.4
+
+
+def available_memory() -> int:
+    """Bytes this process may still take: the least of the host's, the control group's and the ulimit's."""
+    limits = [_meminfo("MemAvailable"), _control_group(), _address_space()]
+    return min(limit for limit in limits if limit is not None)
+
+
+def cpu_cache_bytes() -> int:
+    """KV cache of a CPU engine that was not told a size."""
+    return min(CPU_CACHE_LIMIT, int(available_memory() * CPU_CACHE_SHARE))
+
+
+def _meminfo(name: str) -> int | None:
+    return _first_number("/proc/meminfo", name + ":", scale=1024)
+
+
+def _control_group() -> int | None:
+    """What a container's limit leaves, for version 2 and 1 of control groups."""
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return None
+
+
+def _address_space() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used = _first_number("/proc/self/status", "VmSize:", scale=1024)
+    return None if soft == resource.RLIM_INFINITY or used is None else max(0, soft - used)
+
+
+def _first_number(path: str, label: str, scale: int) -> int | None:
+    try:
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(label):
+                return int(line.split()[1]) * scale
+    except OSError:
+        pass
+    return None
+
+
+def physical_cores() -> int:
+    """Cores this process may use, two hardware threads of one core counted once."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in allowed:
+        try:
+            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))
+
+
+def fast_dtype() -> torch.dtype:
+    """bfloat16 where the CPU multiplies it, else float32."""
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return torch.bfloat16 if supported else torch.float32
+
+
+def choose_dtype(wanted: str, checkpoint: str | None) -> torch.dtype:
+    """The compute type: as asked, else bfloat16 for half-precision checkpoints where the CPU has it."""
+    if wanted != "auto":
+        return _dtype(wanted)
+    return torch.float32 if checkpoint == "float32" else fast_dtype()
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidConfig(f"dtype={name!r} is not allowed: it must be bfloat16, float16 or float32.")
+    return dtype
+
+
+def resident_memory() -> int:
+    """Bytes of this process that are in memory now."""
+    return _first_number("/proc/self/status", "VmRSS:", scale=1024) or 0
