@@ -145,6 +145,7 @@ class Engine:
         self.num_steps += 1
         assert self.num_steps < 20_000, "no progress"
         step = self.scheduler.plan()
+        assert step or self.in_flight or not self.scheduler.has_work, "work, and nothing to wait for"
         if step:
             self.in_flight.append((step, self.device.run(step)))
             self.deepest = max(self.deepest, len(self.in_flight) - 1)

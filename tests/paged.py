@@ -14,7 +14,9 @@ from octavo.layers.decoder import CausalLM
 class Paged:
     """`blocks` gives each sequence its own shuffled blocks, so that neighbours and order would show."""
 
-    def __init__(self, model: CausalLM, sequences: list[list[int]], block_size: int = 4, backend: Backend | None = None):
+    def __init__(
+        self, model: CausalLM, sequences: list[list[int]], block_size: int = 4, backend: Backend | None = None
+    ):
         self.model, self.sequences, self.size = model, sequences, block_size
         self.done = [0] * len(sequences)
         table = model.model.embed_tokens.weight

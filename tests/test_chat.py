@@ -150,6 +150,14 @@ def test_parts_are_joined_for_templates_that_want_strings(tokenizer: Tokenizer, 
     assert chat.render(tokenizer, [USER], chat_template=PARTS_ONLY) == f"[{USER['content']}]"
 
 
+def test_parts_are_joined_where_the_template_cannot_be_tried_out(tokenizer: Tokenizer) -> None:
+    system_first = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+    )
+    message = {"role": "system", "content": [{"type": "text", "text": "one"}]}
+    assert chat.render(tokenizer, [message], chat_template=system_first) == "one"
+
+
 def test_named_templates(tmp_path: Path) -> None:
     folder = f_bpe(tmp_path)
     config = json.loads((folder / "tokenizer_config.json").read_text())

@@ -283,7 +283,7 @@ def test_stop_strings_are_not_looked_for_before_min_tokens(tmp_path: Path) -> No
     assert "".join(run(tokenizer, ids, stop="xS", min_tokens=2)[0]) == "S"  # it may begin before
 
 
-PIECE = st.text(alphabet="ab é", min_size=1, max_size=3)
+PIECE = st.text(alphabet="ab", min_size=1, max_size=4)
 
 
 @settings(max_examples=300, deadline=None)
@@ -309,6 +309,11 @@ def test_stop_strings_agree_with_a_plain_search(pieces: list[str], stops: list[s
             assert ("".join(deltas), detokenizer.stop_reason) == (text[: end + length], stop)
         else:
             assert ("".join(deltas), detokenizer.stop_reason) == (text, None)
+
+
+def test_a_match_may_begin_inside_a_failed_one(tmp_path: Path) -> None:
+    tokenizer, ids = scripted(tmp_path, "xaa", "ab", "y")
+    assert "".join(run(tokenizer, ids, stop="aab")[0]) == "xa"
 
 
 def test_the_automaton_is_linear_in_a_text_made_to_be_slow() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import gguf
 import pytest
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, decoders, models, processors
 from tokenizers import Tokenizer as Raw
 from transformers import AutoTokenizer
 
@@ -104,6 +104,13 @@ def test_the_start_token_is_added_once_or_not_at_all(tmp_path: Path) -> None:
     both = change(f_spm(tmp_path / "both"), add_eos_token=True)
     assert both.encode("hi") == [1, *both.encode("hi", add_special_tokens=False), 2]
     assert both.encode_batch(["hi", "<s>hi"]) == [both.encode("hi"), both.encode("<s>hi")]
+
+
+def test_the_start_token_comes_first_in_a_vocabulary_without_letters() -> None:
+    raw = Raw(models.BPE({"<s>": 0, "1": 1}, []))
+    raw.add_special_tokens(["<s>"])
+    raw.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    assert Tokenizer(raw).encode("1") == [0, 1]
 
 
 def test_the_start_token_is_added_where_only_the_config_wants_it(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Makers of tiny random models with transformers, the oracle of the tests."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -87,11 +86,6 @@ def chain_model(successors: dict[int, int], vocab_size: int, max_position_embedd
         for token in range(vocab_size):
             head[successors.get(token, 0), token] = 10.0
     return model
-
-
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 def greedy(model: PreTrainedModel, prompt: Iterable[int], num_tokens: int) -> list[int]:

@@ -1,6 +1,7 @@
 """The environment variables that Octavo reads; nothing else of it looks at `os.environ`."""
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -34,10 +35,6 @@ def hub_endpoint() -> str | None:
     return _text("HF_ENDPOINT")
 
 
-def hub_token() -> str | None:
-    return _text("HF_TOKEN")
-
-
 def hub_cache() -> Path:
     """Where downloaded models lie, as huggingface_hub decides it."""
     if cache := _text("HF_HUB_CACHE"):
@@ -52,4 +49,4 @@ def _home() -> Path:
     try:
         return Path.home()
     except RuntimeError:  # no HOME, and a user id that no password file knows: ordinary in a container
-        return Path("/tmp")
+        return Path(tempfile.gettempdir())

@@ -144,7 +144,6 @@ def _on_hub(name: str, revision: str | None, cache: Path, weights: bool) -> Mode
                 revision=revision,
                 cache_dir=cache,
                 endpoint=endpoint,
-                token=env.hub_token(),
                 etag_timeout=HUB_TIMEOUT,
                 allow_patterns=[*TOKENIZER_FILES, *WEIGHT_FILES] if weights else TOKENIZER_FILES,
                 ignore_patterns=NOT_NEEDED,
@@ -176,7 +175,7 @@ def _on_hub(name: str, revision: str | None, cache: Path, weights: bool) -> Mode
 
 def _ask_hub(name: str, revision: str | None, endpoint: str | None, weights: bool) -> None:
     """One call with a time limit, which the download does not have: is the model there, with weights we read?"""
-    hub = huggingface_hub.HfApi(endpoint=endpoint, token=env.hub_token())
+    hub = huggingface_hub.HfApi(endpoint=endpoint)
     info = hub.model_info(name, revision=revision, timeout=HUB_TIMEOUT)
     names = [file.rfilename for file in info.siblings or []]
     if not weights or any(file.endswith(".safetensors") for file in names):

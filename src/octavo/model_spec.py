@@ -317,11 +317,14 @@ def _rope(read: _Reader, family: str, given: Config, head_dim: int) -> RopeSpec:
         trained_len = read.positive("original_max_position_embeddings", own or max_len)
     partial = values.number("partial_rotary_factor", read.number("partial_rotary_factor", 1.0))
     dim = int(head_dim * partial)
-    dim += dim % 2
+    dim += dim % 2 if dim < head_dim else 0
     theta = values.number("rope_theta", read.number("rope_theta", 10000.0))
     spec = RopeSpec(kind, theta, dim, trained_len, frequency_factors=_factors(values, "frequency_factors", dim))
-    if not 0 < dim <= head_dim or theta <= 0:
-        raise InvalidConfig(f"{values.owner}: {dim} of {head_dim} dimensions with rope_theta={theta} is impossible.")
+    if dim % 2 or not 0 < dim <= head_dim or theta <= 0:
+        raise InvalidConfig(
+            f"{values.owner}: rope_theta={theta} must be positive, and the {dim} rotated of {head_dim} dimensions "
+            "must be an even number above 0."
+        )
     if kind == "default":
         return spec
     if kind in ("linear", "dynamic"):

@@ -146,8 +146,8 @@ class TorchAttention:
                 found = self._attend_grouped(query[rows], cache, decodes.context, scale, softcap)
                 out.index_copy_(0, rows, found)
         for prefill in plan.prefills:
-            new = (key[prefill.rows].transpose(0, 1)[None], value[prefill.rows].transpose(0, 1)[None])
-            out[prefill.rows] = self._attend_rows(query[prefill.rows], new, cache, prefill.context, scale, softcap)
+            own = (key[prefill.rows].transpose(0, 1)[None], value[prefill.rows].transpose(0, 1)[None])
+            out[prefill.rows] = self._attend_rows(query[prefill.rows], own, cache, prefill.context, scale, softcap)
         return out
 
     def _attend_grouped(
@@ -166,15 +166,18 @@ class TorchAttention:
     def _attend_rows(
         self,
         query: Tensor,
-        new: Cache,
+        own: Cache,
         cache: Cache,
         context: Context | None,
         scale: float,
         softcap: float | None,
     ) -> Tensor:
-        """Several rows of one sequence: query [rows, heads, head_dim] -> the same shape."""
+        """Several rows of one sequence: query [rows, heads, head_dim] -> the same shape.
+
+        Without a context they attend to their `own` K and V, each [1, kv_heads, rows, head_dim].
+        """
         rows, heads, head_dim = query.shape
-        keys, values = new
+        keys, values = own
         mask = None
         if context is not None:
             keys, values = (

@@ -67,8 +67,8 @@ def size_cache(
         needed = -(-max(length, 1) // block_size) + 1
         have = (usable + 1) * block_size * per_token if num_blocks is not None else available_bytes
         raise InvalidConfig(
-            f"One sequence of {length or longest} tokens needs {_size(needed * block_size * per_token)} of KV cache, and "
-            f"{_size(max(0, have))} are available, enough for {fits} tokens.",
+            f"One sequence of {length or longest} tokens needs {_size(needed * block_size * per_token)} of KV cache, "
+            f"and {_size(max(0, have))} are available, enough for {fits} tokens.",
             f"Lower max_model_len to {fits} or raise kv_cache_memory_bytes."
             if fits
             else "Raise kv_cache_memory_bytes or num_gpu_blocks_override.",

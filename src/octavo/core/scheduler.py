@@ -2,13 +2,13 @@
 
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from octavo.core.blocks import BlockPool
 from octavo.core.events import Added, Admitted, Committed, Event, Finished, Freed, Planned, Preempted, Sealed
 from octavo.core.policy import LOOK_AHEAD, MAX_BYPASS, Policy, headroom, loss, rank, victim
-from octavo.core.sequence import Sequence, Status
+from octavo.core.sequence import Sequence
 from octavo.core.step import Admit, Chunk, Step, StepResult
 from octavo.errors import InvalidConfig, InvalidRequest
 from octavo.types import Delta, FinishReason, Request
@@ -18,11 +18,12 @@ by_rank = attrgetter("rank")
 
 @dataclass(slots=True)
 class Flight:
-    """A step on its way. `counts[i]` is the number of tokens that chunk i may bring."""
+    """A step on its way. Chunk i may bring `counts[i]` tokens and computes the positions up to `ends[i]`."""
 
-    step: Step
-    seqs: list[Sequence]
-    counts: list[int]
+    step: Step = field(default_factory=Step)
+    seqs: list[Sequence] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -112,7 +113,7 @@ class Scheduler:
 
     def plan(self) -> Step | None:
         """The next step, or None when there is nothing to launch before something is committed or added."""
-        flight = Flight(Step(), [], [])
+        flight = Flight()
         num_preemptions = self.num_preemptions
         budget = self._plan_running(flight)
         if self.num_preemptions == num_preemptions:
@@ -140,28 +141,30 @@ class Scheduler:
         flight = self._in_flight.popleft()
         deltas = []
         faults, logprobs, prompt_logprobs = result.faults, result.logprobs, result.prompt_logprobs
-        chunks = zip(step.chunks, flight.seqs, flight.counts, result.tokens, strict=True)
-        for i, (chunk, seq, count, tokens) in enumerate(chunks):
+        block_size = self.pool.block_size
+        chunks = zip(flight.seqs, flight.counts, flight.ends, result.tokens, strict=True)
+        for i, (seq, count, end, tokens) in enumerate(chunks):
+            ended_before = seq.finish_reason is not None
             seq.in_flight -= 1
             seq.pending -= count
-            if seq.status is Status.FINISHED:
+            if ended_before:
                 continue
             if i in faults:
                 deltas.append(self._fail(seq, faults[i]))
                 continue
             num_accepted = seq.accept(tokens)
-            if seq.status is Status.RUNNING:
-                # The last sampled token has no KV yet, and what follows a stop is not the sequence's own.
-                self._seal(seq, min(chunk.start + max(chunk.length, count), len(seq.tokens)))
+            if end >= (seq.num_sealed + 1) * block_size and seq.slot >= 0:
+                # What a repeat computed after a stop is not the sequence's own.
+                self._seal(seq, min(end, len(seq.tokens)) // block_size)
             if not tokens and not prompt_logprobs.get(i):
                 continue
-            delta = Delta(seq.request.id, tokens[:num_accepted])
+            delta = Delta(seq.request.id, tokens if num_accepted == len(tokens) else tokens[:num_accepted])
             delta.num_cached_tokens = seq.num_cached_tokens or 0
             if logprobs:
                 delta.logprobs = logprobs[i][:num_accepted]
             if i in prompt_logprobs:
                 delta.prompt_logprobs = prompt_logprobs[i]
-                delta.prompt_logprobs_start = chunk.start + 1
+                delta.prompt_logprobs_start = step.chunks[i].start + 1
             if seq.finish_reason is not None:
                 delta.finish_reason, delta.stop_reason = seq.finish_reason, seq.stop_reason
                 self._finish(seq, seq.finish_reason)
@@ -191,7 +194,7 @@ class Scheduler:
             if not budget:
                 break
             num_known = len(seq.tokens) + seq.pending
-            if num_known >= seq.max_length or seq.status is not Status.RUNNING:
+            if num_known >= seq.max_length or seq.slot < 0:  # all is in flight; preempted a moment ago
                 continue
             length = num_known - seq.scheduled
             if length > 1:
@@ -262,7 +265,7 @@ class Scheduler:
         reserved = pool.allocate(needed) or []
         for block, content_hash in zip(reserved, seq.hashes[len(cached) :], strict=False):
             pool.promise(block, content_hash)
-        seq.status, seq.slot = Status.RUNNING, self._free_slots.pop()
+        seq.slot = self._free_slots.pop()
         seq.blocks = cached + reserved
         seq.num_sealed = len(cached)
         seq.scheduled = seq.num_cached = len(cached) * pool.block_size
@@ -299,7 +302,8 @@ class Scheduler:
         samples = end == len(seq.tokens) + seq.pending
         flight.step.chunks.append(Chunk(seq.slot, start, length, new_blocks, samples))
         flight.seqs.append(seq)
-        flight.counts.append(int(samples))
+        flight.counts.append(1 if samples else 0)
+        flight.ends.append(end)
         seq.pending += samples
         seq.in_flight += 1
 
@@ -321,16 +325,16 @@ class Scheduler:
             seq.scheduled += more[i]
             seq.pending += more[i]
             flight.counts[i] += more[i]
+            flight.ends[i] += more[i]
             if needed[i]:
                 blocks = self.pool.allocate(needed[i]) or []
                 seq.blocks += blocks
                 chunk = step.chunks[i]
                 step.chunks[i] = replace(chunk, new_blocks=chunk.new_blocks + tuple(blocks))
 
-    def _seal(self, seq: Sequence, num_computed: int) -> None:
+    def _seal(self, seq: Sequence, num_full: int) -> None:
         """Publish the blocks that became full, now that their tokens and their KV are final."""
-        num_full = num_computed // self.pool.block_size
-        if num_full <= seq.num_sealed:
+        if num_full == seq.num_sealed:
             return
         seq.hash_blocks(self.pool.block_size)
         for i in range(seq.num_sealed, num_full):
@@ -344,7 +348,7 @@ class Scheduler:
         if self.subscribers:
             self._tell(Preempted(seq.request.id, by.request.id, loss(seq)))
         self._leave(seq)
-        seq.status, seq.was_preempted = Status.WAITING, True
+        seq.was_preempted = True
         insort(self._waiting, seq, key=by_rank)
 
     def _fail(self, seq: Sequence, error: str) -> Delta:
@@ -354,11 +358,11 @@ class Scheduler:
         return Delta(seq.request.id, [], finish_reason=FinishReason.ERROR, error=error)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
-        if seq.status is Status.RUNNING:
+        if seq.slot >= 0:
             self._leave(seq)
         else:
             _remove(self._waiting, seq)
-        seq.status, seq.finish_reason = Status.FINISHED, reason
+        seq.finish_reason = reason
         del self._live[seq.request.id]
         if self.subscribers:
             self._tell(Finished(seq.request.id, reason, seq.num_prompt_tokens, seq.num_generated))

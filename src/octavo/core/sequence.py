@@ -1,16 +1,9 @@
 """The host's view of one request: its tokens, its blocks, and how far the device was told to compute."""
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from octavo.core.blocks import BlockPool, chain_hash
 from octavo.types import FinishReason, Request
-
-
-class Status(Enum):
-    WAITING = auto()
-    RUNNING = auto()
-    FINISHED = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -26,10 +19,9 @@ class Sequence:
     rank: tuple[int, int]
     max_length: int
     tokens: list[int] = field(init=False)
-    status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
-    slot: int = -1
+    slot: int = -1  # of the device; -1 while waiting and after the end
     blocks: list[int] = field(default_factory=list)
     scheduled: int = 0
     pending: int = 0

@@ -19,7 +19,7 @@ class Admit:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every sequence and step, and frozen ones cost twice as much
 class Chunk:
     """One sequence's share of a step: compute positions [start, start + length).
 

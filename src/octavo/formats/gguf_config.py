@@ -46,7 +46,7 @@ def hf_config(
             the message names the key.
     """
     architecture = metadata.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         raise InvalidWeights(
             f"{file_name}: general.architecture={architecture!r} is not one that is read.",
             f"These are: {', '.join(_ARCHITECTURES)}.",
@@ -162,9 +162,10 @@ def _token_ids(keys: _Keys, vocab_size: int) -> dict[str, Any]:
 
     ends = [token_id("eos"), token_id("eot"), token_id("eom")]
     if ends[1] is None:
-        tokens = keys.metadata.get("tokenizer.ggml.tokens", [])
-        kinds = keys.metadata.get("tokenizer.ggml.token_type", [])
-        ends += [token for token, kind in enumerate(kinds) if kind == CONTROL and tokens[token] in END_OF_TURN]
+        tokens, kinds = (keys.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+        if isinstance(tokens, list) and isinstance(kinds, list):
+            named = enumerate(zip(tokens, kinds, strict=False))
+            ends += [token_id for token_id, (token, kind) in named if kind == CONTROL and token in END_OF_TURN]
     eos = list(dict.fromkeys(token for token in ends if token is not None))
     return {"eos_token_id": eos or None, "bos_token_id": token_id("bos")}
 

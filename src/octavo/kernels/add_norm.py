@@ -1,5 +1,5 @@
 """The residual addition and the root-mean-square norm behind it, in one pass over the row."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 import triton
 import triton.language as tl

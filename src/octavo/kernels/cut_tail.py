@@ -1,5 +1,5 @@
 """Where top-k, top-p and min-p cut a row's tokens, found without sorting the vocabulary."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 import torch
 import triton
@@ -14,6 +14,7 @@ GROUP = 64  # tokens that are represented by their largest logit
 MAX_CANDIDATES = 4096
 TARGET = tl.constexpr(1024)  # groups of which the candidates are the top
 LARGEST_ID = tl.constexpr(2147483647)
+BOTTOM = tl.constexpr(-2139095041)  # the key of -inf
 # Probabilities relative to the most likely token are counted in units of 2^-40, as integers: their sums are exact, so
 # they depend neither on order nor on how the row was split over programs. 2^18 tokens of weight 1 do not overflow.
 UNIT = tl.constexpr(1099511627776.0)
@@ -81,7 +82,7 @@ def threshold_kernel(
     keys = ordered(x)
     k = tl.load(top_k + slot)
     target = tl.where(k > 0, tl.minimum(tl.maximum(2 * k, 64), TARGET), TARGET)
-    low = ordered(best * 0.0 - float("inf")).to(tl.int64)
+    low = tl.full([], BOTTOM, tl.int64)
     high = ordered(best).to(tl.int64) + 1
     if num_groups <= target:
         high = low
@@ -103,8 +104,9 @@ def threshold_kernel(
 
 @triton.jit
 def candidates_kernel(
-    logits, edited, slots, features, temperature, peak, lowest, threshold, totals, tallies, candidate_values, candidate_ids,
-    vocab_size, chunk_size: tl.constexpr, max_candidates: tl.constexpr, has_edited: tl.constexpr, dependent: tl.constexpr,
+    logits, edited, slots, features, temperature, peak, lowest, threshold, totals, tallies, candidate_values,
+    candidate_ids, vocab_size, chunk_size: tl.constexpr, max_candidates: tl.constexpr, has_edited: tl.constexpr,
+    dependent: tl.constexpr,
 ):  # fmt: skip
     """Collect the candidates, in any order, and what the whole row weighs."""
     await_predecessor(dependent)
@@ -157,8 +159,8 @@ def tally(
     weight = tl.zeros([], tl.int64)
     for first in range(0, size, block):
         x, _ = load_block(
-            logits, edited, candidate_values, candidate_ids, flags, row, first, size, few, vocab_size, block, max_candidates,
-            has_edited,
+            logits, edited, candidate_values, candidate_ids, flags, row, first, size, few, vocab_size, block,
+            max_candidates, has_edited,
         )  # fmt: skip
         chosen = (x > float("-inf")) & (x >= lowest) & (ordered(x) >= key)
         count += tl.sum(chosen.to(tl.int64), 0)
@@ -178,10 +180,7 @@ def search(
             middle, logits, edited, candidate_values, candidate_ids, flags, row, size, few, vocab_size, peak, lowest,
             temperature, block, max_candidates, has_edited,
         )  # fmt: skip
-        if by_weight:
-            reached = weight >= needed
-        else:
-            reached = count >= needed
+        reached = weight >= needed if by_weight else count >= needed
         if reached:
             low = middle
         else:
@@ -191,12 +190,13 @@ def search(
 
 @triton.jit
 def cut_kernel(
-    logits, edited, slots, features, temperature, top_k, top_p, peak, lowest, threshold, totals, tallies, candidate_values,
-    candidate_ids, cut_values, cut_ids, vocab_size, block: tl.constexpr, max_candidates: tl.constexpr,
+    logits, edited, slots, features, temperature, top_k, top_p, peak, lowest, threshold, totals, tallies,
+    candidate_values, candidate_ids, cut_values, cut_ids, vocab_size, block: tl.constexpr, max_candidates: tl.constexpr,
     has_edited: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
-    """Bisection over the bits of the logits, first for top-k, then for top-p in what it leaves; over the candidates, or,
-    where the cut lies below them, over the row.
+    """Bisection over the bits of the logits, first for top-k, then for top-p in what that leaves.
+
+    It goes over the candidates, or over the row where the cut lies below them.
     """
     await_predecessor(dependent)
     row = tl.program_id(0)
@@ -216,7 +216,7 @@ def cut_kernel(
     k = tl.load(top_k + slot).to(tl.int64)
     p = tl.load(top_p + slot)
     first_key = tl.load(threshold + row).to(tl.int64)
-    bottom = ordered(best * 0.0 - float("inf")).to(tl.int64)
+    bottom = tl.full([], BOTTOM, tl.int64)
     end = ordered(best).to(tl.int64) + 1
     found = bottom
     keep = num_valid  # how many of the tokens at key `found` stay
@@ -224,14 +224,15 @@ def cut_kernel(
     few = complete & (k <= num_candidates)
     size = tl.where(few, num_candidates, vocab_size)
     if limited:
-        low = tl.where(few, first_key - 1, bottom)
+        low = tl.where(few, first_key, bottom)
+        high = tl.where(few | (complete == 0), end, first_key)
         found = search(
-            False, k, low, tl.maximum(end, low + 1), logits, edited, candidate_values, candidate_ids, flags, row, size, few,
+            False, k, low, high, logits, edited, candidate_values, candidate_ids, flags, row, size, few,
             vocab_size, best, floor, t, block, max_candidates, has_edited,
         )  # fmt: skip
         above, weight_above = tally(
-            found + 1, logits, edited, candidate_values, candidate_ids, flags, row, size, few, vocab_size, best, floor, t,
-            block, max_candidates, has_edited,
+            found + 1, logits, edited, candidate_values, candidate_ids, flags, row, size, few, vocab_size, best, floor,
+            t, block, max_candidates, has_edited,
         )  # fmt: skip
         keep = k - above
         one = weights(unordered(found.to(tl.int32)), best, t)
@@ -241,19 +242,20 @@ def cut_kernel(
         candidates_weight = tl.zeros([], tl.int64)
         if complete:
             _, candidates_weight = tally(
-                bottom, logits, edited, candidate_values, candidate_ids, flags, row, num_candidates, complete, vocab_size,
-                best, floor, t, block, max_candidates, has_edited,
+                bottom, logits, edited, candidate_values, candidate_ids, flags, row, num_candidates, complete,
+                vocab_size, best, floor, t, block, max_candidates, has_edited,
             )  # fmt: skip
         few = complete & (candidates_weight >= needed)
         size = tl.where(few, num_candidates, vocab_size)
-        low = tl.where(limited, found, tl.where(few, first_key - 1, bottom))
+        low = tl.where(limited, found, tl.where(few, first_key, bottom))
+        high = tl.where(few | (complete == 0), end, first_key)
         found_p = search(
-            True, needed, low, tl.maximum(end, low + 1), logits, edited, candidate_values, candidate_ids, flags, row, size,
+            True, needed, low, high, logits, edited, candidate_values, candidate_ids, flags, row, size,
             few, vocab_size, best, floor, t, block, max_candidates, has_edited,
         )  # fmt: skip
         _, weight_above = tally(
-            found_p + 1, logits, edited, candidate_values, candidate_ids, flags, row, size, few, vocab_size, best, floor, t,
-            block, max_candidates, has_edited,
+            found_p + 1, logits, edited, candidate_values, candidate_ids, flags, row, size, few, vocab_size, best,
+            floor, t, block, max_candidates, has_edited,
         )  # fmt: skip
         one = tl.maximum(weights(unordered(found_p.to(tl.int32)), best, t), 1)
         keep_p = (needed - weight_above + one - 1) // one
@@ -263,7 +265,7 @@ def cut_kernel(
     value = unordered(found.to(tl.int32))
     low_id = tl.zeros([], tl.int32) - 1
     high_id = tl.zeros([], tl.int32) + vocab_size - 1
-    if (limited == 0) & (p >= 1.0):
+    if (found == bottom) | (value < floor):
         low_id = high_id  # nothing but min-p: all tokens at its bound stay
         value = tl.maximum(floor, value)
     while high_id - low_id > 1:
@@ -295,10 +297,11 @@ def cut_tail(
     """The cut of every row whose slot has the feature CUT; four launches, for `sample` to apply.
 
     `logits` [R, V] of any float type and `edited` as in `sample`, `slots` [R] int32, -1 for padding. A slot with CUT is
-    not greedy. In this order: min-p leaves the tokens of at least min_p times the probability of the most likely one, top-k
-    the k most likely of those, top-p the fewest of those whose probabilities, renormalised, reach p: a token stays if those
-    before it have less than p together, so one always does. Tokens of equal logits, before the temperature, are in the
-    order of their ids: top_k=k leaves exactly k. Probabilities below 1e-12 of the largest count as zero.
+    not greedy. In this order: min-p leaves the tokens of at least min_p times the probability of the most likely one,
+    top-k the k most likely of those, top-p the fewest of those whose probabilities, renormalised, reach p: a token
+    stays if those before it have less than p together, so one always does. Tokens of equal logits, before the
+    temperature, are in the order of their ids: top_k=k leaves exactly k. Probabilities below 1e-12 of the largest
+    count as zero.
     """
     num_rows, vocab_size = len(slots), logits.shape[1]
     chunks = triton.cdiv(vocab_size, CHUNK)
@@ -365,7 +368,7 @@ def cut_tail(
         workspace.cut.values,
         workspace.cut.ids,
         vocab_size,
-        block=2048,
+        block=4096,
         max_candidates=MAX_CANDIDATES,
         has_edited=edited is not None,
         num_warps=8,

@@ -1,5 +1,5 @@
 """Attention of one query token a row over its paged cache: split KV, query heads packed, one launch."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from dataclasses import dataclass
 
@@ -63,8 +63,8 @@ def prefetch_run(address, num_bytes: tl.constexpr, pieces: tl.constexpr):
     at = address + tl.arange(0, pieces) * share
     size = tl.full([pieces], share, tl.int32)
     tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r", [at, size], dtype=tl.int32, is_pure=False,
-        pack=1,
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r", [at, size], dtype=tl.int32,
+        is_pure=False, pack=1,
     )  # fmt: skip
 
 
@@ -167,9 +167,9 @@ def decode_attention_kernel(
             # Taken from registers: no program reads what another one of this launch writes.
             new_block = tl.load(blocks + position // block_size)
             k_new, v_new = store_key_value(
-                qkv_row, bias, k_norm, cos, sin, key_cache, value_cache, new_block, position % block_size, position, kv_head,
-                key_scale, value_scale, eps, num_heads, num_kv_heads, head_dim, padded_dim, rotary_dim, block_size, has_bias,
-                qk_norm,
+                qkv_row, bias, k_norm, cos, sin, key_cache, value_cache, new_block, position % block_size, position,
+                kv_head, key_scale, value_scale, eps, num_heads, num_kv_heads, head_dim, padded_dim, rotary_dim,
+                block_size, has_bias, qk_norm,
             )  # fmt: skip
             product = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1)
             m = scaled_scores(product, scale * key_scale, softcap, has_softcap)
@@ -231,7 +231,10 @@ def decode_attention_kernel(
                 theirs = base + j * num_kv_heads
                 m_j = tl.load(stats + theirs * 2 * padded_group + g, cache_modifier=".cg")
                 acc_j = tl.load(
-                    partial + theirs.to(tl.int64) * group * head_dim + part, mask=out_mask, other=0.0, cache_modifier=".cg"
+                    partial + theirs.to(tl.int64) * group * head_dim + part,
+                    mask=out_mask,
+                    other=0.0,
+                    cache_modifier=".cg",
                 )
                 result += acc_j * tl.exp2(m_j - top)[:, None]
             result = result * (value_scale / denominator)[:, None]

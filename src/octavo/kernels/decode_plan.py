@@ -1,5 +1,5 @@
 """The start of a decode step: what each row feeds, and the rows' cached tokens cut into work of nearly equal size."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
 """Programmatic dependent launch (Hopper): a kernel of a chain starts while the one before it still runs."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 import triton
 import triton.language as tl

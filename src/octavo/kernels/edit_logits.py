@@ -1,5 +1,5 @@
 """Logits as sampling parameters change them: allowed tokens, minimum length, bias, penalties."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 import triton
 import triton.language as tl
@@ -19,8 +19,8 @@ from octavo.kernels.logit_rows import (
 
 @triton.jit
 def edited_logits(
-    x, ids, mask, bias, features, ends_early, slot, stop_ids, bitmask, counts, repetition, presence, frequency, vocab_size,
-    words, stop_width: tl.constexpr,
+    x, ids, mask, bias, features, ends_early, slot, stop_ids, bitmask, counts, repetition, presence, frequency,
+    vocab_size, words, stop_width: tl.constexpr,
 ):  # fmt: skip
     """Logits x of token `ids` after every edit but the temperature."""
     raw = x
@@ -93,27 +93,26 @@ def edit_logits_kernel(
         total = tl.load(num_bias + slot)
         for first in range(0, total, 32):
             i = first + tl.arange(0, 32)
-            ids = tl.load(bias_ids + slot_row * bias_width + i, mask=i < total, other=-1)
+            biased = tl.load(bias_ids + slot_row * bias_width + i, mask=i < total, other=-1)
             bias = tl.load(bias_values + slot_row * bias_width + i, mask=i < total, other=0.0)
-            mask = (ids // chunk_size == chunk) & (ids >= 0) & (ids < vocab_size)
-            x = tl.load(source + ids, mask=mask, other=0.0).to(tl.float32)
-            x = edited_logits(
-                x, ids, mask, bias, flags, ends_early, slot_row, stop_ids, bitmask, counts, repetition, presence, frequency,
-                vocab_size, words, stop_width,
+            here = (biased >= 0) & (biased // chunk_size == chunk) & (biased < vocab_size)
+            y = tl.load(source + biased, mask=here, other=0.0).to(tl.float32)
+            y = edited_logits(
+                y, biased, here, bias, flags, ends_early, slot_row, stop_ids, bitmask, counts, repetition, presence,
+                frequency, vocab_size, words, stop_width,
             )  # fmt: skip
-            tl.store(target + ids, x, mask=mask)
+            tl.store(target + biased, y, mask=here)
 
 
-def edit_logits(
-    logits: Tensor, edited: Tensor, slots: Tensor, rows: SamplingRows, *, dependent: bool = False
-) -> None:
+def edit_logits(logits: Tensor, edited: Tensor, slots: Tensor, rows: SamplingRows, *, dependent: bool = False) -> None:
     """Write the edited logits of the rows whose slot asks for an edit; other rows of `edited` are not touched.
 
     `logits` [R, V] of any float type stays as it is (logprobs are of the model's own distribution), `edited` [R, V]
-    float32, `slots` [R] int32, -1 for padding. In this order: the bitmask and the stop ids below the minimum length rule
-    tokens out, the bias is added, then tokens that occurred are penalised. Repetition (Keskar et al. 2019, as in Hugging
-    Face) divides positive logits and multiplies others, for prompt and generated tokens; frequency subtracts penalty * count
-    and presence the penalty once, for generated ones (OpenAI's definition). NaN and +inf are kept for `sample` to find.
+    float32, `slots` [R] int32, -1 for padding. In this order: the bitmask and the stop ids below the minimum length
+    rule tokens out, the bias is added, then tokens that occurred are penalised. Repetition (Keskar et al. 2019, as in
+    Hugging Face) divides positive logits and multiplies others, for prompt and generated tokens; frequency subtracts
+    penalty * count and presence the penalty once, for generated ones (OpenAI's definition). NaN and +inf are kept for
+    `sample` to find.
     """
     vocab_size = logits.shape[1]
     edit_logits_kernel[(len(slots), triton.cdiv(vocab_size, CHUNK))](
@@ -165,8 +164,8 @@ def count_tokens_kernel(counts, slots, tokens, length, prompt_lengths, vocab_siz
 def count_tokens(rows: SamplingRows, tokens: Tensor, slots: Tensor, prompt_lengths: Tensor, longest: int) -> None:
     """Start `rows.counts` of sequences that enter with penalties, from their tokens [slots, max_len] int32 so far.
 
-    `slots` and `prompt_lengths` are [N] int32, without padding; no sequence has more than `longest` tokens. From then on
-    `advance` counts.
+    `slots` and `prompt_lengths` are [N] int32, without padding; no sequence has more than `longest` tokens. From then
+    on `advance` counts.
     """
     vocab_size = rows.counts.shape[1]
     clear_counts_kernel[(len(slots), triton.cdiv(vocab_size, 4096))](rows.counts, slots, vocab_size, block=4096)

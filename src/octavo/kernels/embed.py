@@ -1,5 +1,5 @@
 """Token embeddings, with the first layer's norm."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 import triton
 import triton.language as tl
@@ -62,8 +62,8 @@ def embed(
     """hidden = table[token_ids] * scale; normed = RMSNorm(hidden) * norm_weight.
 
     `token_ids` [T] int32 or int64, `table` [vocabulary, H], `norm_weight` [H], `hidden` and `normed` [T, H].
-    With `squares` [parts or more, rows] float32 the norm is deferred (see `skinny_matmul`): normed is not yet divided by
-    the root mean square, and the sum of squares goes to squares[0, row], zero to the other parts.
+    With `squares` [parts or more, rows] float32 the norm is deferred (see `skinny_matmul`): normed is not yet divided
+    by the root mean square, and the sum of squares goes to squares[0, row], zero to the other parts.
     """
     size = hidden.shape[1]
     block = triton.next_power_of_2(size)

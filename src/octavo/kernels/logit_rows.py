@@ -1,5 +1,5 @@
 """What the sampling kernels share: the parameters of every slot, and which logits of a row count."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from dataclasses import dataclass
 
@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from octavo.kernels.slot_update import Field, SlotTables
 
 # Bits of SamplingRows.features: a row pays for what its slot asks.
 PENALTIES = 1
@@ -54,37 +56,40 @@ class SamplingRows:
     num_logprobs: Tensor  # int32; -1: none asked
 
 
-def allocate_sampling_rows(
-    num_slots: int, vocab_size: int, device: torch.device | str, *, stop_width: int = 16, bias_width: int = 512
-) -> SamplingRows:
-    """All neutral: greedy, without features. `counts` is the large one, 4 bytes a slot and vocabulary entry."""
+def sampling_fields(vocab_size: int, *, stop_width: int = 16, bias_width: int = 512) -> dict[str, Field]:
+    """The tables of SamplingRows that the host writes, for `SlotTables`: all but `counts`."""
+    integer, number = Field(torch.int32), Field(torch.float32)
+    return {
+        "length": integer,
+        "features": integer,
+        "temperature": number,
+        "seed": Field(torch.int64),
+        "top_k": integer,
+        "top_p": number,
+        "min_p": number,
+        "repetition_penalty": number,
+        "presence_penalty": number,
+        "frequency_penalty": number,
+        "min_length": integer,
+        "stop_ids": Field(torch.int32, stop_width),
+        "num_bias": integer,
+        "bias_ids": Field(torch.int32, bias_width),
+        "bias_values": Field(torch.float32, bias_width),
+        "bitmask": Field(torch.int32, -(-vocab_size // 32)),
+        "num_logprobs": integer,
+    }
 
-    def integers(*shape: int, fill: int = 0) -> Tensor:
-        return torch.full((num_slots, *shape), fill, dtype=torch.int32, device=device)
 
-    def numbers(*shape: int, fill: float = 0.0) -> Tensor:
-        return torch.full((num_slots, *shape), fill, dtype=torch.float32, device=device)
+def sampling_rows(tables: SlotTables, vocab_size: int) -> SamplingRows:
+    """From tables with `sampling_fields`. All slots are greedy, without features and logprobs.
 
-    return SamplingRows(
-        length=integers(),
-        features=integers(),
-        temperature=numbers(),
-        seed=torch.zeros(num_slots, dtype=torch.int64, device=device),
-        top_k=integers(),
-        top_p=numbers(fill=1.0),
-        min_p=numbers(),
-        repetition_penalty=numbers(fill=1.0),
-        presence_penalty=numbers(),
-        frequency_penalty=numbers(),
-        min_length=integers(),
-        stop_ids=integers(stop_width, fill=-1),
-        num_bias=integers(),
-        bias_ids=integers(bias_width),
-        bias_values=numbers(bias_width),
-        bitmask=integers(-(-vocab_size // 32), fill=-1),
-        counts=integers(vocab_size),
-        num_logprobs=integers(fill=-1),
-    )
+    `counts` is the large one: 4 bytes a slot and vocabulary entry.
+    """
+    names = sampling_fields(vocab_size)
+    rows = {name: tables[name] for name in names}
+    rows["num_logprobs"].fill_(-1)
+    counts = torch.zeros(tables.num_slots, vocab_size, dtype=torch.int32, device=tables.arena.device)
+    return SamplingRows(**rows, counts=counts)
 
 
 @triton.jit

@@ -1,5 +1,5 @@
 """Logprobs of a token and of the most likely ones at its position, and the token's rank."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 import torch
 import triton
@@ -12,7 +12,6 @@ from octavo.kernels.logit_rows import CHUNK, ordered, unordered
 
 MAX_LOGPROBS = 20
 KEPT = 32  # the power of two that holds MAX_LOGPROBS
-LAST_ID = tl.constexpr(2147483647)
 
 
 class LogprobsWorkspace:
@@ -56,7 +55,7 @@ def partial_logprobs_kernel(
     tl.store(partial_sums + at, tl.sum(tl.exp(x - tl.where(best == float("-inf"), 0.0, best)), 0))
     tl.store(partial_ranks + at, tl.sum((x > chosen).to(tl.int32), 0))
     if asked > 0:
-        keys = (ordered(x).to(tl.int64) << 32) | (LAST_ID - ids).to(tl.int64)
+        keys = (ordered(x).to(tl.int64) << 32) | (2147483647 - ids).to(tl.int64)
         tl.store(partial_best + at * width + tl.arange(0, width), tl.topk(keys, width))
 
 
@@ -94,7 +93,7 @@ def merge_logprobs_kernel(
         j = tl.arange(0, width)
         mask = (j < asked) & (j < max_logprobs)
         tl.store(values + to + 1 + j, unordered((best >> 32).to(tl.int32)) - log_total, mask=mask)
-        tl.store(ids + to + 1 + j, LAST_ID - (best & 0x7FFFFFFF).to(tl.int32), mask=mask)
+        tl.store(ids + to + 1 + j, 2147483647 - (best & 0x7FFFFFFF).to(tl.int32), mask=mask)
 
 
 def token_logprobs(
@@ -108,8 +107,8 @@ def token_logprobs(
 ) -> None:
     """Fill the workspace's result for `targets` [R] int32, given the logits [R, V] (any float type) before them.
 
-    num_logprobs[slots[r]] says how many of the most likely tokens row r asks for, at most 20 and no more than V: -1 means
-    not even the token's own; -1 in `slots` is padding. For prompt positions let `slots` be 0..R-1. Values are
+    num_logprobs[slots[r]] says how many of the most likely tokens row r asks for, at most 20 and no more than V: -1
+    means not even the token's own; -1 in `slots` is padding. For prompt positions let `slots` be 0..R-1. Values are
     logit - logsumexp(row) in float32.
 
     Raises:

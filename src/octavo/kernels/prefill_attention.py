@@ -1,5 +1,5 @@
 """Attention of ragged query rows over paged caches: prompts, chunks of prompts and mixed steps."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from dataclasses import dataclass
 
@@ -79,21 +79,22 @@ def attend(
     d = tl.arange(0, padded_dim)
     t = tl.arange(0, tile)
     inside = d < head_dim
+    limit = tl.minimum(end, context)  # a last tile may reach beyond, where there are no blocks
     # As in decode attention, block ids are loaded one turn ahead.
     if block_size >= tile:
-        block = tl.load(blocks + begin // block_size, mask=begin < end, other=0)
+        block = tl.load(blocks + begin // block_size, mask=begin < limit, other=0)
     else:
-        block = tl.load(blocks + (begin + t) // block_size, mask=begin + t < end, other=0)
+        block = tl.load(blocks + (begin + t) // block_size, mask=begin + t < limit, other=0)
     for start in tl.range(begin, end, tile, num_stages=stages):
         if block_size >= tile:
             run = (block.to(tl.int64) * num_kv_heads + kv_head) * block_size + start % block_size
             place = (run + t) * head_dim
-            next_block = tl.load(blocks + (start + tile) // block_size, mask=start + tile < end, other=0)
+            next_block = tl.load(blocks + (start + tile) // block_size, mask=start + tile < limit, other=0)
         else:
             place = (block.to(tl.int64) * num_kv_heads + kv_head) * (block_size * head_dim)
             place += (start + t) % block_size * head_dim
-            next_block = tl.load(blocks + (start + tile + t) // block_size, mask=start + tile + t < end, other=0)
-        seen = start + t < context
+            next_block = tl.load(blocks + (start + tile + t) // block_size, mask=start + tile + t < limit, other=0)
+        seen = start + t < limit
         if bulk_copies and not masked:
             k = key_tiles.load([run.to(tl.int32), 0])
         elif masked:
@@ -110,10 +111,9 @@ def attend(
                 visible = visible & ((start + t)[None, :] > position[:, None] - window)
             s = tl.where(visible, s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
+        shift = m_new
         if masked and has_window:  # a row may not see any key of its program's first tiles
             shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-        else:
-            shift = m_new
         p = tl.exp2(s - shift[:, None])
         alpha = tl.exp2(m - shift)
         total = total * alpha + tl.sum(p, 1)
@@ -214,19 +214,19 @@ def prefill_attention_kernel(
         all_from = tl.minimum(all_from, (end + tile - 1) // tile * tile)
         all_to = tl.maximum(all_to, all_from)
         m, total, acc = attend(
-            q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, begin, all_from,
-            context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages, True, bulk_copies,
-            has_softcap, has_window,
+            q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, begin,
+            all_from, context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages,
+            True, bulk_copies, has_softcap, has_window,
         )  # fmt: skip
     m, total, acc = attend(
-        q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_from, all_to, context,
-        scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages, False, bulk_copies, has_softcap,
-        has_window,
+        q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_from, all_to,
+        context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages, False,
+        bulk_copies, has_softcap, has_window,
     )  # fmt: skip
     m, total, acc = attend(
-        q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_to, end, context,
-        scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages, True, bulk_copies, has_softcap,
-        has_window,
+        q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_to, end,
+        context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages, True,
+        bulk_copies, has_softcap, has_window,
     )  # fmt: skip
     result = acc * (value_scale / total)[:, None]
     at = out + row[:, None] * num_heads * head_dim + (head * head_dim)[:, None] + d[None, :]
@@ -254,8 +254,8 @@ def prefill_attention(
     `query` [T, at least heads * head_dim], rows apart by its stride (the query part of a QKV tensor, say); the rows' K
     and V are in the cache. `query_starts` [S + 1], `context_lens` [S] (positions to attend to, this chunk included) and
     `slots` [S] (row of `block_table` [slots, blocks]; -1: skip) are int32. Sequence i owns rows query_starts[i] to
-    query_starts[i + 1], at the end of its context; none, one (a decode row) or many. With a window w a row at position p
-    sees (p - w, p].
+    query_starts[i + 1], at the end of its context; none, one (a decode row) or many. With a window w a row at position
+    p sees (p - w, p].
 
     Raises:
         InvalidConfig: a configuration that does not fit the heads or the cache.
@@ -269,8 +269,8 @@ def prefill_attention(
     if config.bulk_copies:
         if config.tile > block_size or padded_dim != head_dim or is_fp8(cache.key):
             raise InvalidConfig(
-                f"Bulk copies need tile={config.tile} <= block_size={block_size}, a head_dim={head_dim} that is a power of "
-                "two, and a cache of the query's type."
+                f"Bulk copies need tile={config.tile} <= block_size={block_size}, a head_dim={head_dim} that is a "
+                "power of two, and a cache of the query's type."
             )
         runs = [num_blocks * num_kv_heads * block_size, head_dim]
         key_tiles, value_tiles = (

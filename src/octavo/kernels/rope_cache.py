@@ -1,5 +1,5 @@
 """Between the QKV matmul and attention: bias, query and key norm, rotation, and the new K and V into the cache."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from dataclasses import dataclass
 
@@ -137,8 +137,8 @@ def store_key_value(
     value_at = (num_heads + num_kv_heads + kv_head) * head_dim
     dtype: tl.constexpr = key_cache.dtype.element_ty
     k = transformed(
-        qkv_row + key_at, bias + key_at, k_norm, cos, sin, one, one == 0, position, eps, head_dim, padded_dim, rotary_dim,
-        has_bias, qk_norm,
+        qkv_row + key_at, bias + key_at, k_norm, cos, sin, one, one == 0, position, eps, head_dim, padded_dim,
+        rotary_dim, has_bias, qk_norm,
     )  # fmt: skip
     v = tl.load(qkv_row + value_at + one[:, None] + d, mask=inside, other=0.0).to(tl.float32)
     if has_bias:
@@ -189,13 +189,13 @@ def rope_cache_kernel(
     live = g < group
     first = kv_head * group * head_dim
     q = transformed(
-        qkv_row + first, bias + first, q_norm, cos, sin, g, live, position, eps, head_dim, padded_dim, rotary_dim, has_bias,
-        qk_norm,
+        qkv_row + first, bias + first, q_norm, cos, sin, g, live, position, eps, head_dim, padded_dim, rotary_dim,
+        has_bias, qk_norm,
     )  # fmt: skip
     store_key_value(
-        qkv_row, bias, k_norm, cos, sin, key_cache, value_cache, cache_slot // block_size, cache_slot % block_size, position,
-        kv_head, key_scale, value_scale, eps, num_heads, num_kv_heads, head_dim, padded_dim, rotary_dim, block_size, has_bias,
-        qk_norm,
+        qkv_row, bias, k_norm, cos, sin, key_cache, value_cache, cache_slot // block_size, cache_slot % block_size,
+        position, kv_head, key_scale, value_scale, eps, num_heads, num_kv_heads, head_dim, padded_dim, rotary_dim,
+        block_size, has_bias, qk_norm,
     )  # fmt: skip
     tl.debug_barrier()  # every thread's partner loads, before the stores
     d = tl.arange(0, padded_dim)

@@ -1,5 +1,5 @@
 """One token a row: the largest logit, or a draw by Gumbel noise that depends on seed and position alone."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from dataclasses import dataclass
 
@@ -97,7 +97,7 @@ def sample_kernel(
     e = load_logits(logits, edited, flags, row, base + i3, base + i3 < vocab_size, vocab_size, has_edited)
     bad = tl.max(((a != a) | (b != b) | (c != c) | (e != e)).to(tl.int32), 0)
     peak = tl.max(tl.maximum(tl.maximum(a, b), tl.maximum(c, e)), 0)
-    if has_cut:
+    if has_cut:  # noqa: SIM102 - known when compiled, the other when run
         if flags & USES_CUT:
             cut_value, cut_id = tl.load(cut_values + row), tl.load(cut_ids + row)
             a = kept(a, base + i, cut_value, cut_id)
@@ -180,10 +180,10 @@ def sample(
     """The best token of every chunk of every row, for `advance` to choose from.
 
     `logits` [R, V] of any float type, `slots` [R] int32, -1 for padding. `edited` (see `edit_logits`) and `cut` (see
-    `cut_tail`) may be missing when no slot has a feature that needs them. At temperature 0 the largest logit is chosen, the
-    lowest id where several are equal; otherwise argmax(logit / temperature + Gumbel noise), whose distribution is
-    softmax(logits / temperature). The noise is a function of (seed, length, token id): a row samples the same whatever
-    else is in the batch.
+    `cut_tail`) may be missing when no slot has a feature that needs them. At temperature 0 the largest logit is
+    chosen, the lowest id where several are equal; otherwise argmax(logit / temperature + Gumbel noise), whose
+    distribution is softmax(logits / temperature). The noise is a function of (seed, length, token id): a row samples
+    the same whatever else is in the batch.
     """
     vocab_size = logits.shape[1]
     chunks = triton.cdiv(vocab_size, CHUNK)
@@ -209,16 +209,14 @@ def sample(
     )
 
 
-def advance(
-    samples: Samples, slots: Tensor, rows: SamplingRows, tokens: Tensor, *, dependent: bool = False
-) -> None:
+def advance(samples: Samples, slots: Tensor, rows: SamplingRows, tokens: Tensor, *, dependent: bool = False) -> None:
     """Choose each row's token, write it behind the slot's tokens and count it: what lets the next step start.
 
     `tokens` [slots, max_len] int32; a slot that is full is left as it is. samples.tokens [R] gets the tokens and
     samples.faults [R] 0 or why there is none: NOT_A_NUMBER or INFINITE logits, NOTHING_ALLOWED; the token is 0 then.
     Rows of padding are not written.
     """
-    num_rows, chunks = samples.best_values.shape
+    chunks = samples.best_values.shape[1]
     advance_kernel[(len(slots),)](
         samples.best_values,
         samples.best_ids,

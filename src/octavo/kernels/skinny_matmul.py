@@ -1,5 +1,5 @@
 """Matrix product for few rows, with what surrounds it: the norm before, activation or residual behind."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from dataclasses import dataclass
 
@@ -20,8 +20,8 @@ PREFETCHING_PROGRAMS = tl.constexpr(264)  # two on each of 132 multiprocessors: 
 class SkinnyMatmulConfig:
     """Measured choices: `columns` of the output a program, `depth` of K a warp and turn, `warps` that share K.
 
-    `prefetch` bytes of every weight row are pulled into L2 ahead of the wait for the predecessor (dependent launch only;
-    -1: whole rows). `bulk_copies`: weights come through a tensor descriptor.
+    `prefetch` bytes of every weight row are pulled into L2 ahead of the wait for the predecessor (dependent launch
+    only; -1: whole rows). `bulk_copies`: weights come through a tensor descriptor.
     """
 
     columns: int = 16
@@ -103,10 +103,11 @@ def skinny_matmul_kernel(
 ):
     """A strip of `columns` outputs over the whole of K a program.
 
-    The weights are the left operand, and K is cut into `groups`, one a warp, as a batch dimension of the dot: 16 outputs
-    keep all warps busy without partial sums leaving the program, so what follows can be fused. The norm costs nothing in
-    the loop: the result is divided by the root mean square of x behind it.
+    The weights are the left operand, and K is cut into `groups`, one a warp, as a batch dimension of the dot: 16
+    outputs keep all warps busy without partial sums leaving the program, so what follows can be fused. The norm costs
+    nothing in the loop: the result is divided by the root mean square of x behind it.
     """
+    gated: tl.constexpr = activation != ""
     if early:
         tl.extra.cuda.gdc_launch_dependents()
     n0 = tl.program_id(0) * columns
@@ -115,7 +116,7 @@ def skinny_matmul_kernel(
     if prefetch and tl.program_id(0) < PREFETCHING_PROGRAMS:
         row_bytes: tl.constexpr = size * weight.dtype.element_ty.primitive_bitwidth // 8
         prefetch_rows(strip, row_bytes, prefetch, columns, threads)
-        if activation:
+        if gated:
             prefetch_rows(up_strip, row_bytes, prefetch, columns, threads)
     g = tl.arange(0, groups)[:, None, None]
     k_row = g * depth + tl.arange(0, depth)[None, None, :]
@@ -142,7 +143,7 @@ def skinny_matmul_kernel(
         else:
             b = tl.load(x + m3 * size + k0 + k_column, mask=(m3 < num_rows) & (k0 + k_column < size), other=0.0)
         acc = tl.dot(a, b, acc, input_precision="ieee")
-        if activation:
+        if gated:
             if bulk_copies:
                 a_up = weight_tiles.load([k0 // depth, num_columns + n0, 0])
             elif whole:
@@ -154,7 +155,7 @@ def skinny_matmul_kernel(
     if norm:
         rms = tl.rsqrt(tl.sum(sums, 0) / size + eps)[None, :]
         result *= rms
-    if activation:
+    if gated:
         up = tl.sum(acc_up, 0)
         if norm:
             up *= rms
@@ -196,8 +197,8 @@ def skinny_matmul(
     `activation.ACTIVATIONS`): weight is [2 N, K] and out = activation(gate) * up. `residual`: the product is added to
     `out` instead, and the norm that follows is prepared. N must be a multiple of config.columns.
 
-    `early` lets the successor start ahead of this kernel's own wait: allowed only where what the successor reads ahead of
-    its wait are weights, so not for the QKV product, whose successor reads the plan and the cache.
+    `early` lets the successor start ahead of this kernel's own wait: allowed only where what the successor reads ahead
+    of its wait are weights, so not for the QKV product, whose successor reads the plan and the cache.
 
     Raises:
         InvalidConfig: more rows than the kernel takes, or sizes that the configuration does not divide.
@@ -218,8 +219,8 @@ def skinny_matmul(
         )  # fmt: skip
     row_bytes = size * weight.element_size()
     prefetch = row_bytes if config.prefetch < 0 else min(config.prefetch, row_bytes)
-    if not dependent or prefetch * config.columns % (512 * config.warps):  # less than 16 bytes a thread, or no whole ones
-        prefetch = 0
+    if not dependent or prefetch * config.columns % (512 * config.warps):
+        prefetch = 0  # a thread's share must be a multiple of 16 bytes
     skinny_matmul_kernel[(triton.cdiv(num_columns, config.columns),)](
         x,
         weight,

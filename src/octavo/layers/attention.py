@@ -60,6 +60,6 @@ class Attention(nn.Module):
         query_key = qkv[:, : heads + kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
             query_key = torch.cat([self.q_norm(query_key[:, :heads]), self.k_norm(query_key[:, heads:])], 1)
-        query, key = rotate(query_key, rotations[self.rope]).split([heads, kv_heads], 1)
+        query, key = torch.split(rotate(query_key, rotations[self.rope]), [heads, kv_heads], 1)
         out: Tensor = self.o_proj(self.attend(query, key, value, batch).flatten(1))
         return out

@@ -76,7 +76,7 @@ class Linear(Layer):
             return False
         if tensor.shape[0] != self.out_features:
             raise InvalidWeights(f"has shape {list(tensor.shape)} but must have {self.out_features} rows.")
-        for part, piece in zip(self.parts, tensor.split(list(self.parts.values())), strict=True):
+        for part, piece in zip(self.parts, torch.split(tensor, list(self.parts.values())), strict=True):
             self.load(part, kind, piece)
         return True
 

@@ -18,7 +18,7 @@ class Packed(Dense):
     @staticmethod
     def serves(dtype: torch.dtype, device: torch.device) -> bool:
         """Whether this build of torch and this processor have the kernels."""
-        if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        if device.type != "cpu" or not torch._C._has_mkldnn:
             return False
         if dtype == torch.bfloat16:
             return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -17,5 +17,7 @@ def fill(target: Tensor, tensor: Tensor) -> None:
         InvalidWeights: the shapes differ.
     """
     if target.shape != tensor.shape:
-        raise InvalidWeights(f"has shape {list(tensor.shape)} but the model's configuration asks for {list(target.shape)}.")
+        raise InvalidWeights(
+            f"has shape {list(tensor.shape)} but the model's configuration asks for {list(target.shape)}."
+        )
     target.copy_(tensor)

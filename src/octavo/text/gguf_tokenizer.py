@@ -100,7 +100,7 @@ _SPLITS = (
     _Split("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     _Split("default", (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
 )
-_SPLIT_OF = {name: split for split in _SPLITS for name in split.names.split()}
+PRE_TOKENIZERS = {name: split for split in _SPLITS for name in split.names.split()}
 
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}
@@ -162,8 +162,8 @@ class _Vocabulary:
                 f"tokenizer.ggml.model={self.model!r} is not a tokenizer that is read from GGUF; gpt2 and llama are.",
                 "Give another tokenizer with --tokenizer.",
             )
-        self.tokens: list[str] = self.get("tokens", list)
-        self.kinds: list[int] = self.get("token_type", list, [1] * len(self.tokens))
+        self.tokens: list[str] = self.values("tokens", str)
+        self.kinds: list[int] = self.values("token_type", int, [1] * len(self.tokens))
         if len(self.kinds) != len(self.tokens):
             raise InvalidWeights(
                 f"tokenizer.ggml.token_type has {len(self.kinds)} values for {len(self.tokens)} tokens."
@@ -187,6 +187,13 @@ class _Vocabulary:
             raise InvalidWeights(f"tokenizer.ggml.{key} must be of type {kind.__name__}.")
         return value
 
+    def values(self, key: str, kind: type, default: Any = None) -> Any:
+        """A list; GGUF's have values of one type, so that the first one tells."""
+        values = self.get(key, list, default)
+        if values and not isinstance(values[0], kind):
+            raise InvalidWeights(f"tokenizer.ggml.{key} must be a list of type {kind.__name__}.")
+        return values
+
     def special_id(self, name: str) -> int | None:
         default = _SENTENCEPIECE_IDS.get(name) if self.model == "llama" else None
         token_id = self.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
@@ -201,12 +208,12 @@ class _Vocabulary:
         if name is None:
             logger.warning("The GGUF file has no tokenizer.ggml.pre; text is cut as llama.cpp does by default.")
             name = "default"
-        if name not in _SPLIT_OF:
+        if name not in PRE_TOKENIZERS:
             raise InvalidWeights(
                 f"tokenizer.ggml.pre={name!r} is not a pre-tokenizer that is known.",
-                f"Give another tokenizer with --tokenizer. Known are: {', '.join(_SPLIT_OF)}.",
+                f"Give another tokenizer with --tokenizer. Known are: {', '.join(PRE_TOKENIZERS)}.",
             )
-        return _SPLIT_OF[name]
+        return PRE_TOKENIZERS[name]
 
     def adds(self, name: str) -> bool:
         """Whether the token `name` (bos or eos) goes around every text."""
@@ -233,8 +240,8 @@ class _Vocabulary:
         it never cuts them, whatever their score.
         """
         if "tokenizer.ggml.merges" in self.metadata or self.model == "gpt2":
-            return [merge.split(" ", 1) for merge in self.get("merges", list)]
-        scores = self.get("scores", list)
+            return [self.merge(text) for text in self.values("merges", str)]
+        scores = self.values("scores", float)
         if len(scores) != len(self.tokens):
             raise InvalidWeights(f"tokenizer.ggml.scores has {len(scores)} values for {len(self.tokens)} tokens.")
         order = sorted(range(len(scores)), key=lambda i: (self.kinds[i] != USER_DEFINED, -scores[i]))
@@ -245,6 +252,12 @@ class _Vocabulary:
             for cut in range(len(token) - 1, 0, -1)
             if token[:cut] in ids and token[cut:] in ids
         ]
+
+    def merge(self, text: str) -> Sequence[str]:
+        left, _, right = text.partition(" ")
+        if left not in self.ids or right not in self.ids or left + right not in self.ids:
+            raise InvalidWeights(f"tokenizer.ggml.merges has {text!r}, which does not make a token out of two.")
+        return left, right
 
 
 def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Tokenizer:
     def from_gguf(cls, path: Path) -> Self:
         """The tokenizer inside a GGUF file, converted once and then read from the cache folder."""
         folder = tokenizer_cache.folder_of(path)
-        with contextlib.suppress(ModelNotFound, InvalidConfig):  # not there yet, or damaged
+        with contextlib.suppress(OSError, InvalidConfig):  # not there yet, unreadable or damaged
             return cls.from_folder(folder)
         metadata = GGUFFile(path).metadata
         text, config = gguf_tokenizer.tokenizer_json(metadata), gguf_tokenizer.tokenizer_config(metadata)
@@ -124,7 +124,7 @@ class Tokenizer:
         Spaces before punctuation stay: `clean_up_tokenization_spaces` is not obeyed. Files set it by
         mistake, and a text that is streamed cannot take a space back.
         """
-        known = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
+        known = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]  # others overflow in the library
         return self.raw.decode(known, skip_special_tokens=skip_special_tokens)
 
     def token_id(self, token: str | None) -> int | None:
@@ -161,11 +161,11 @@ class Tokenizer:
 
     def token_texts(self, token_ids: Iterable[int]) -> list[str]:
         """`token_text` of each id, fit to be keys: a text that came before is written `token_id:7`."""
-        texts: dict[str, int] = {}
+        texts: list[str] = []
         for token_id in token_ids:
             text = self.token_text(token_id)
-            texts[text if text not in texts else f"token_id:{token_id}"] = token_id
-        return list(texts)
+            texts.append(f"token_id:{token_id}" if text in texts else text)
+        return texts
 
     def _encode(self, text: str) -> list[int]:
         try:
@@ -182,7 +182,8 @@ class Tokenizer:
         """Ids that go before and after a text: tokenizer.json's own, corrected by an explicit add_bos_token."""
         bare = self._encode("a")
         full: list[int] = self.raw.encode("a", add_special_tokens=True).ids
-        start = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
+        starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
+        start = starts[0] if bare and starts else len(full)  # nothing left of "a": all of it goes before
         prefix, suffix = full[:start], full[start + len(bare) :]
         for name, token_id, around in (("bos", self.bos_token_id, prefix), ("eos", self.eos_token_id, suffix)):
             wanted = config.get(f"add_{name}_token")

@@ -1,0 +1,246 @@
+"""Compiles the Triton kernels for GPUs that are not there: python tests/kernel_compile.py CAPABILITY ..., as in 80 90.
+
+Prints a JSON line for each variant: kernel, label, capability, registers, spilled bytes, shared memory.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from octavo.kernels.activation import activate
+from octavo.kernels.add_norm import add_norm
+from octavo.kernels.cut_tail import CutWorkspace, cut_tail
+from octavo.kernels.decode_attention import DecodeAttentionConfig, DecodeWorkspace, decode_attention
+from octavo.kernels.decode_plan import ITEM_FIELDS, DecodeRows, plan_decode
+from octavo.kernels.edit_logits import count_tokens, edit_logits
+from octavo.kernels.embed import embed
+from octavo.kernels.logit_rows import SamplingRows, sampling_fields, sampling_rows
+from octavo.kernels.logprobs import LogprobsWorkspace, token_logprobs
+from octavo.kernels.prefill_attention import prefill_attention, prefill_attention_config
+from octavo.kernels.rope_cache import HeadTransform, PagedCache, rope_cache
+from octavo.kernels.sample import Samples, advance, sample
+from octavo.kernels.skinny_matmul import DeferredNorm, Residual, SkinnyMatmulConfig, skinny_matmul
+from octavo.kernels.slot_update import Changes, SlotTables, slot_update_kernel
+
+SHARED_LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+VOCAB = 151936
+
+Job = tuple[str, Callable[[], None]]
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def ints(*shape: int) -> Tensor:
+    return meta(*shape, dtype=torch.int32)
+
+
+def floats(*shape: int) -> Tensor:
+    return meta(*shape, dtype=torch.float32)
+
+
+def heads(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int | None = None, **given: Any) -> HeadTransform:
+    angles = floats(4096, (rotary_dim or head_dim) // 2)
+    return HeadTransform(num_heads, num_kv_heads, head_dim, angles, angles, **given)
+
+
+def cache(num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype = torch.bfloat16) -> PagedCache:
+    shape = (100, num_kv_heads, block_size, head_dim)
+    return PagedCache(meta(*shape, dtype=dtype), meta(*shape, dtype=dtype), 0.5, 0.5)
+
+
+def decode(
+    transform: HeadTransform,
+    block_size: int,
+    config: DecodeAttentionConfig,
+    dtype: torch.dtype = torch.bfloat16,
+    **given: Any,
+) -> None:
+    rows, places = 16, 64
+    size = transform.head_dim * (transform.num_heads + 2 * transform.num_kv_heads)
+    decode_attention(
+        meta(rows, size),
+        transform,
+        cache(transform.num_kv_heads, transform.head_dim, block_size, dtype),
+        ints(rows, 32),
+        ints(places, ITEM_FIELDS),
+        DecodeWorkspace(rows, places, transform, torch.device("meta")),
+        meta(rows, transform.num_heads * transform.head_dim),
+        config,
+        scale=0.1,
+        **given,
+    )
+
+
+def prefill(
+    capability: int, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, **given: Any
+) -> None:
+    paged = cache(num_kv_heads, head_dim, block_size, dtype)
+    prefill_attention(
+        meta(64, (num_heads + 2 * num_kv_heads) * head_dim),
+        paged,
+        ints(17),
+        ints(16),
+        ints(16),
+        ints(64, 32),
+        meta(64, num_heads * head_dim),
+        prefill_attention_config(head_dim, block_size, divmod(capability, 10), dtype.itemsize),
+        num_heads=num_heads,
+        scale=0.1,
+        **given,
+    )
+
+
+def matmul(rows: int, size: int, columns: int, config: SkinnyMatmulConfig, kind: str, **given: Any) -> None:
+    x, out = meta(rows, size), meta(rows, columns)
+    norm = DeferredNorm(floats(96, 64), 96, 1e-6)
+    if kind == "gate_up":
+        skinny_matmul(x, meta(2 * columns, size), out, config, norm=norm, activation="silu", **given)
+    elif kind == "down":
+        residual = Residual(meta(columns), meta(rows, columns), floats(96, 64))
+        skinny_matmul(x, meta(columns, size), out, config, residual=residual, **given)
+    else:
+        skinny_matmul(x, meta(columns, size), out, config, norm=norm, **given)
+
+
+def sampling(run: Callable[[Tensor, Tensor, SamplingRows], None]) -> None:
+    tables = SlotTables(32, sampling_fields(VOCAB), "meta")
+    run(meta(16, VOCAB), ints(16), sampling_rows(tables, VOCAB))
+
+
+def jobs(capability: int) -> Iterator[Job]:
+    """Every kernel on 9.0; on older ones those whose code differs there: matrix products, copies, number types."""
+    hopper = capability == 90
+    bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn
+    few, many = DecodeAttentionConfig(64, 4, 2), DecodeAttentionConfig(32, 2, 4)
+    large = DecodeAttentionConfig(32, 4, 3)
+    qwen2, qwen3 = heads(12, 2, 128, bias=meta(2048)), heads(16, 8, 128, q_norm=meta(128), k_norm=meta(128))
+    partial, gemma = heads(8, 8, 80, rotary_dim=32), heads(8, 4, 256)
+    yield "qwen2 fused", lambda: decode(qwen2, 64, few, fused=True, dependent=hopper)
+    yield "gemma window softcap", lambda: decode(gemma, 16, large, softcap=50.0, window=True)
+    yield "llama", lambda: prefill(capability, 32, 8, 128, 16, bf16)
+    yield "gemma window softcap", lambda: prefill(capability, 8, 4, 256, 16, bf16, softcap=50.0, window=512)
+    config = SkinnyMatmulConfig(16, 64, 4, 4, prefetch=512)
+    yield "gate_up", lambda: matmul(8, 1536, 8960, config, "gate_up", dependent=hopper)
+    if capability >= 89:
+        yield "fp8 fused", lambda: decode(qwen3, 64, many, fp8, fused=True)
+    if not hopper:
+        return
+    yield "head_dim 80", lambda: decode(partial, 16, many)
+    yield "llama bulk", lambda: prefill(capability, 32, 8, 128, 64, bf16)
+    yield "head_dim 80", lambda: prefill(capability, 8, 8, 80, 16, bf16)
+    yield "fp8", lambda: prefill(capability, 12, 2, 128, 64, fp8)
+    yield "qwen3", lambda: rope_cache(meta(16, 4096), qwen3, cache(8, 128, 16), ints(16), ints(16))
+    yield "fp8 partial", lambda: rope_cache(meta(16, 1920), partial, cache(8, 80, 16, fp8), ints(16), ints(16))
+    bulk = SkinnyMatmulConfig(16, 64, 4, 8, bulk_copies=True, prefetch=-1)
+    yield "qkv bulk", lambda: matmul(16, 1024, 4096, bulk, "qkv", dependent=True)
+    down = SkinnyMatmulConfig(32, 128, 4, 3, prefetch=1024)
+    yield "down", lambda: matmul(32, 3072, 1024, down, "down", dependent=True, early=True)
+    rows = DecodeRows(ints(256), ints(256), ints(256))
+    yield (
+        "256 rows",
+        lambda: plan_decode(
+            ints(256), ints(256), ints(256, 4096), ints(256, 64), ints(300, 8), tile=32, block_size=16, max_splits=128,
+            rows=rows,
+        ),
+    )  # fmt: skip
+    wide = meta(16, 1536)
+    yield "deferred", lambda: embed(
+        ints(16), meta(VOCAB, 1536), meta(1536), wide, wide, 1e-6, squares=floats(96, 64), parts=96
+    )
+    yield "", lambda: add_norm(wide, wide, meta(1536), wide, 1e-6, dependent=True)
+    yield "sandwich", lambda: add_norm(wide, wide, meta(1536), wide, 1e-6, post_weight=meta(1536))
+    yield "gelu_tanh", lambda: activate(meta(16, 17920), meta(16, 8960), "gelu_pytorch_tanh")
+    yield "", lambda: sampling(lambda logits, slots, rows: edit_logits(logits, floats(16, VOCAB), slots, rows))
+    yield "", lambda: sampling(lambda logits, slots, rows: count_tokens(rows, ints(32, 4096), slots, slots, 4096))
+    yield "plain", lambda: sampling(
+        lambda logits, slots, rows: sample(logits, slots, rows, Samples(16, VOCAB, "meta"), dependent=True)
+    )
+    yield "edited cut", lambda: sampling(edited_and_cut)
+    yield "", lambda: sampling(
+        lambda logits, slots, rows: advance(Samples(16, VOCAB, "meta"), slots, rows, ints(32, 4096))
+    )
+    yield "", lambda: sampling(
+        lambda logits, slots, rows: token_logprobs(
+            logits, slots, slots, rows.num_logprobs, LogprobsWorkspace(16, VOCAB, "meta")
+        )
+    )
+    yield "", lambda: slot_update_kernel[(1,)](ints(1000), ints(100), block=1024, num_warps=4)
+
+
+def edited_and_cut(logits: Tensor, slots: Tensor, rows: SamplingRows) -> None:
+    edited = floats(16, VOCAB)
+    cut = cut_tail(logits, slots, rows, CutWorkspace(16, VOCAB, "meta"), edited=edited)
+    sample(logits, slots, rows, Samples(16, VOCAB, "meta"), edited=edited, cut=cut)
+
+
+class NoDriver:
+    """What Triton asks a driver when it compiles and does not run."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers a thread and bytes of stack, which are spilled registers, of a compiled kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(re.findall(rf"{name}:(\d+)", usage)[-1]) for name in ("REG", "STACK"))
+    return registers, stack
+
+
+def main(capabilities: list[int]) -> None:
+    compiled: list[Any] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        compiled.append(run(self, *args, grid=grid, warmup=True, **kwargs))
+        return compiled[-1]
+
+    JITFunction.run = compile_only
+    for capability in capabilities:
+        driver.set_active(NoDriver(capability))
+        for label, job in jobs(capability):
+            compiled.clear()
+            job()
+            for kernel in compiled:
+                registers, spilled = resources(kernel.asm["cubin"])
+                row = {
+                    "kernel": kernel.name,
+                    "label": label,
+                    "capability": capability,
+                    "registers": registers,
+                    "spilled": spilled,
+                    "shared": kernel.metadata.shared,
+                    "warps": kernel.metadata.num_warps,
+                }
+                print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main([int(argument) for argument in sys.argv[1:]])
