@@ -39,7 +39,7 @@ def make_llm(tiny_folder: Path) -> Iterator[Make]:
 
         def make(model: Path = tiny_folder, **options: Any) -> LLM:
             small = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": "64M", "num_threads": 1}
-            if not (Path(model) / "tokenizer.json").exists():
+            if Path(model).is_dir() and not (Path(model) / "tokenizer.json").exists():
                 small["skip_tokenizer_init"] = True
             return stack.enter_context(LLM(str(model), **{**small, **options}))
 

@@ -34,8 +34,6 @@ from octavo.kernels.sample import Samples, advance, sample
 from octavo.kernels.skinny_matmul import DeferredNorm, Residual, SkinnyMatmulConfig, skinny_matmul
 from octavo.kernels.slot_update import Changes, SlotTables, slot_update_kernel
 
-SHARED_LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-VOCAB = 151936
 
 Job = tuple[str, Callable[[], None]]
 

@@ -19,7 +19,7 @@ from octavo.kernels.logit_rows import (
 
 @triton.jit
 def edited_logits(
-    x, ids, mask, bias, features, ends_early, slot, stop_ids, bitmask, counts, repetition, presence, frequency,
+    x, ids, mask, bias, features, num_ruled_out, slot, stop_ids, bitmask, counts, repetition, presence, frequency,
     vocab_size, words, stop_width: tl.constexpr,
 ):  # fmt: skip
     """Logits x of token `ids` after every edit but the temperature."""
@@ -27,9 +27,8 @@ def edited_logits(
     if features & USES_BITMASK:
         word = tl.load(bitmask + slot * words + ids // 32, mask=mask, other=0)
         x = tl.where(((word >> (ids % 32)) & 1) != 0, x, float("-inf"))
-    if ends_early:
-        for i in range(stop_width):
-            x = tl.where(ids == tl.load(stop_ids + slot * stop_width + i), float("-inf"), x)
+    for i in range(0, num_ruled_out):
+        x = tl.where(ids == tl.load(stop_ids + slot * stop_width + i), float("-inf"), x)
     x += bias
     if features & USES_PENALTIES:
         count = tl.load(counts + slot * vocab_size + ids, mask=mask, other=0)
@@ -49,6 +48,7 @@ def edit_logits_kernel(
     length,
     features,
     min_length,
+    num_stop,
     stop_ids,
     num_bias,
     bias_ids,
@@ -76,7 +76,8 @@ def edit_logits_kernel(
     repetition = tl.load(repetition_penalty + slot)
     presence = tl.load(presence_penalty + slot)
     frequency = tl.load(frequency_penalty + slot)
-    ends_early = ((flags & USES_MIN_TOKENS) != 0) & (tl.load(length + slot) < tl.load(min_length + slot))
+    early = ((flags & USES_MIN_TOKENS) != 0) & (tl.load(length + slot) < tl.load(min_length + slot))
+    num_ruled_out = tl.where(early, tl.load(num_stop + slot), 0)
     slot_row = slot.to(tl.int64)
     source = logits + row.to(tl.int64) * vocab_size
     target = edited + row.to(tl.int64) * vocab_size
@@ -84,7 +85,7 @@ def edit_logits_kernel(
     mask = ids < vocab_size
     x = tl.load(source + ids, mask=mask, other=0.0).to(tl.float32)
     x = edited_logits(
-        x, ids, mask, 0.0, flags, ends_early, slot_row, stop_ids, bitmask, counts, repetition, presence, frequency,
+        x, ids, mask, 0.0, flags, num_ruled_out, slot_row, stop_ids, bitmask, counts, repetition, presence, frequency,
         vocab_size, words, stop_width,
     )  # fmt: skip
     tl.store(target + ids, x, mask=mask)
@@ -98,7 +99,7 @@ def edit_logits_kernel(
             here = (biased >= 0) & (biased // chunk_size == chunk) & (biased < vocab_size)
             y = tl.load(source + biased, mask=here, other=0.0).to(tl.float32)
             y = edited_logits(
-                y, biased, here, bias, flags, ends_early, slot_row, stop_ids, bitmask, counts, repetition, presence,
+                y, biased, here, bias, flags, num_ruled_out, slot_row, stop_ids, bitmask, counts, repetition, presence,
                 frequency, vocab_size, words, stop_width,
             )  # fmt: skip
             tl.store(target + biased, y, mask=here)
@@ -122,6 +123,7 @@ def edit_logits(logits: Tensor, edited: Tensor, slots: Tensor, rows: SamplingRow
         rows.length,
         rows.features,
         rows.min_length,
+        rows.num_stop,
         rows.stop_ids,
         rows.num_bias,
         rows.bias_ids,

@@ -47,7 +47,8 @@ class SamplingRows:
     presence_penalty: Tensor  # float32
     frequency_penalty: Tensor  # float32
     min_length: Tensor  # int32: prompt length + min_tokens
-    stop_ids: Tensor  # [slots, width] int32: ruled out below min_length; -1: none
+    num_stop: Tensor  # int32
+    stop_ids: Tensor  # [slots, width] int32: ruled out below min_length
     num_bias: Tensor  # int32
     bias_ids: Tensor  # [slots, width] int32, no id twice
     bias_values: Tensor  # [slots, width] float32
@@ -71,6 +72,7 @@ def sampling_fields(vocab_size: int, *, stop_width: int = 16, bias_width: int = 
         "presence_penalty": number,
         "frequency_penalty": number,
         "min_length": integer,
+        "num_stop": integer,
         "stop_ids": Field(torch.int32, stop_width),
         "num_bias": integer,
         "bias_ids": Field(torch.int32, bias_width),

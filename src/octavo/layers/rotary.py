@@ -56,24 +56,23 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 def inverse_frequencies(spec: RopeSpec, max_model_len: int) -> Tensor:
     """[dim / 2] float32: the angle by which each pair of dimensions turns from one position to the next."""
-    exponents = torch.arange(0, spec.dim, 2, dtype=torch.float32) / spec.dim
     theta = spec.theta
     if spec.kind == "dynamic" and max_model_len > spec.trained_len:
         # NTK-aware: raise the base so that the slowest pair is stretched by the growth of the length.
         growth = spec.factor * max_model_len / spec.trained_len - (spec.factor - 1)
         theta *= growth ** (spec.dim / (spec.dim - 2))
-    plain = 1.0 / theta**exponents
+    wavelengths = theta ** (torch.arange(0, spec.dim, 2, dtype=torch.float32) / spec.dim)  # over 2 pi
+    if spec.kind == "longrope":
+        wavelengths *= torch.tensor(spec.long_factors if max_model_len > spec.trained_len else spec.short_factors)
     if spec.frequency_factors:
-        plain = plain / torch.tensor(spec.frequency_factors)
+        wavelengths *= torch.tensor(spec.frequency_factors)
+    plain = 1.0 / wavelengths
     if spec.kind == "linear":
         return plain / spec.factor
     if spec.kind == "llama3":
         return _llama3(spec, plain)
     if spec.kind == "yarn":
         return _yarn(spec, plain)
-    if spec.kind == "longrope":
-        factors = spec.long_factors if max_model_len > spec.trained_len else spec.short_factors
-        return plain / torch.tensor(factors)
     return plain
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from octavo.errors import InvalidWeights
@@ -203,6 +204,7 @@ class _Vocabulary:
             )
         return token_id
 
+    @cached_property
     def split(self) -> _Split:
         name = self.metadata.get("tokenizer.ggml.pre")
         if name is None:
@@ -217,7 +219,7 @@ class _Vocabulary:
 
     def adds(self, name: str) -> bool:
         """Whether the token `name` (bos or eos) goes around every text."""
-        absent = name == "bos" and (self.model == "llama" or self.split().add_bos)
+        absent = name == "bos" and (self.model == "llama" or self.split.add_bos)
         return bool(self.get(f"add_{name}_token", bool, absent)) and self.special_id(name) is not None
 
     def added_tokens(self) -> list[dict[str, Any]]:
@@ -261,7 +263,7 @@ class _Vocabulary:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
-    split = vocabulary.split()
+    split = vocabulary.split
     cuts: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in split.patterns
