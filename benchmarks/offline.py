@@ -19,7 +19,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from octavo import LLM, SamplingParams
+from octavo.formats.gguf import GGUFFile
 from octavo.hub import find_model
+from octavo.weights.gguf import gguf_tensors
 
 Work = tuple[list[list[int]], list[int]]
 Generate = Callable[[list[list[int]], list[int]], int]
@@ -56,12 +58,15 @@ def octavo_engine(args: argparse.Namespace) -> Generate:
 
 def transformers_engine(args: argparse.Namespace) -> Generate:
     """Static batches of 32, padded on the left, each as long as its longest output."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     gguf = find_model(None).gguf
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=getattr(torch, args.dtype), attn_implementation="sdpa"
-    ).eval()
+    dtype = getattr(torch, args.dtype)
+    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    config.quantization_config = None  # plain weights, as Octavo has them
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    model.load_state_dict(dict(gguf_tensors(GGUFFile(gguf), dtype)), strict=False)
+    model.tie_weights()
 
     def generate(batch: list[list[int]], lengths: list[int]) -> int:
         for begin in range(0, len(batch), 32):

@@ -49,7 +49,9 @@ class Sequences:
     ) -> None:
         torch.manual_seed(0)
         self.size, self.lengths, self.dtype = block_size, lengths, dtype
-        self.spec = dataclasses.replace(SPEC, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+        self.spec = dataclasses.replace(
+            SPEC, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, dtype=str(dtype)[6:]
+        )
         self.query = [torch.randn(n, heads, head_dim).to(dtype) for n in lengths]
         self.key = [torch.randn(n, kv_heads, head_dim).to(dtype) for n in lengths]
         self.value = [torch.randn(n, kv_heads, head_dim).to(dtype) for n in lengths]
@@ -128,8 +130,11 @@ STEPS: list[dict[int, int]] = [
 @pytest.mark.case("KV-04")
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("window", [None, 1, 7, 1000])
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_mixed_steps(block_size: int, window: int | None, softcap: float | None) -> None:
+@pytest.mark.parametrize(("block_size", "prefill_rows"), [(1, 128), (4, 8), (16, 7)])
+def test_mixed_steps(
+    block_size: int, prefill_rows: int, window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_ref, "PREFILL_ROWS", prefill_rows)
     sequences = Sequences([4, 20, 50, 40, 10], block_size)
     for chunks in STEPS:
         sequences.check(chunks, window=window, softcap=softcap)
@@ -156,7 +161,7 @@ def test_groups_are_bounded_in_padding_and_memory(monkeypatch: pytest.MonkeyPatc
     backend = TorchAttention(SPEC, 4)
     groups = list(backend._similar(list(range(8)), lengths))
     assert groups == [[0, 1, 2, 3], [4, 5], [6, 7]]
-    monkeypatch.setattr(torch_ref, "GATHERED_BYTES", 2 * 400 * SPEC.num_kv_heads * SPEC.head_dim)
+    monkeypatch.setattr(torch_ref, "GATHERED_BYTES", 4 * 400 * SPEC.num_kv_heads * SPEC.head_dim)
     assert list(backend._similar(list(range(8)), lengths)) == [[0, 1], [2, 3, 4], [5], [6, 7]]
     sequences = Sequences([100, 90, 60, 8], 4)
     sequences.check({0: 99, 1: 89, 2: 59, 3: 7})

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for the GPUs it is meant for, without a GPU, and fits their registers and shared memory."""
+"""Every Triton kernel compiles without a GPU for those it is meant for, and fits their registers and memory."""
 
 import importlib.util
 import json

@@ -1,10 +1,11 @@
-"""The Triton kernels against plain torch: in Triton's interpreter with small shapes, on a GPU also in bf16 and large."""
+"""The Triton kernels against plain torch: in the interpreter with small shapes, on a GPU in bf16 and also large."""
 # ruff: noqa: E402 - a kernel is made for the interpreter if that is chosen before it is imported
 
 import importlib
 import math
 import os
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None
     assert error.item() < tolerance, f"relative error {error.item():.3g}"
 
 
-# --------------------------------------------------------------------------------------------- rows of the model
+# ---------------------------------------------------------------- rows of the model
 
 
 @pytest.mark.parametrize("deferred", [False, True])
@@ -169,9 +170,7 @@ if GPU:
 
 
 @pytest.mark.parametrize(("rows", "size", "columns", "config"), SKINNY)
-def test_skinny_matmul_with_its_surroundings(
-    rows: int, size: int, columns: int, config: SkinnyMatmulConfig
-) -> None:
+def test_skinny_matmul_with_its_surroundings(rows: int, size: int, columns: int, config: SkinnyMatmulConfig) -> None:
     """Residual product -> deferred norm -> gated product: each reads what the one before left."""
     x, hidden = normal(rows, size), normal(rows, columns)
     down, gate_up, w = weight(columns, size), weight(2 * size, columns), norm_weight(columns)
@@ -201,7 +200,7 @@ def test_skinny_matmul_refuses() -> None:
         skinny_matmul(normal(1, 32), weight(24, 32), normal(1, 24), SkinnyMatmulConfig())
 
 
-# --------------------------------------------------------------------------------------------- the plan of a decode step
+# ---------------------------------------------------------------- the plan of a decode step
 
 
 @pytest.mark.parametrize("window", [None, 40])
@@ -235,7 +234,7 @@ def test_decode_plan(window: int | None, new_in_cache: bool, places: int) -> Non
         assert all(item[6] == n - 1 and item[7] == lowest for item in mine)
         assert mine[0][4] == lowest // tile * tile
         assert mine[-1][5] == keys
-        assert all(a[5] == b[4] and a[5] % tile == 0 for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a[5] == b[4] and a[5] % tile == 0 for a, b in pairwise(mine))
         assert all(item[5] > item[4] for item in mine) or len(mine) == 1
         widths = [math.ceil((item[5] - item[4]) / tile) for item in mine]
         assert max(widths) - min(widths) <= 1
@@ -253,7 +252,7 @@ def test_decode_plan_refuses_too_few_places() -> None:
         )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------- heads and caches
+# ---------------------------------------------------------------- heads and caches
 
 
 def transform(
@@ -373,8 +372,8 @@ DECODES = [
 )  # fmt: skip
 @pytest.mark.parametrize("large", [False, *([True] if GPU else [])])
 def test_decode_attention(
-    num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, block_size: int, tile: int, fused: bool, bias: bool,
-    qk_norm: bool, window: int | None, softcap: float | None, fp8: bool, large: bool,
+    num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, block_size: int, tile: int, fused: bool,
+    bias: bool, qk_norm: bool, window: int | None, softcap: float | None, fp8: bool, large: bool,
 ) -> None:  # fmt: skip
     lengths = [1, 33, 70, 16] if not large else [1, 2, 64, 65, 129, 700, 1500, 300, 17, 1000, 333]
     heads = transform(num_heads, num_kv_heads, head_dim, rotary_dim, max(lengths), bias, qk_norm)
@@ -461,19 +460,19 @@ PREFILLS = [
 )
 @pytest.mark.parametrize("large", [False, *([True] if GPU else [])])
 def test_prefill_attention(
-    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, window: int | None, softcap: float | None, fp8: bool,
-    bulk: bool, large: bool,
+    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, window: int | None, softcap: float | None,
+    fp8: bool, bulk: bool, large: bool,
 ) -> None:  # fmt: skip
     query_lens, contexts = [1, 37, 0, 20, 9, 1], [50, 37, 12, 45, 9, 1]
     config = PrefillAttentionConfig(32, 32, 2, 2, bulk)
     if large:
         block_size = max(block_size, 64) if bulk else block_size
         query_lens, contexts = [1, 1500, 700, 64, 333], [900, 1500, 1000, 300, 333]
-        config = prefill_attention_config(head_dim, block_size, torch.cuda.get_device_capability())
+        config = prefill_attention_config(head_dim, block_size, torch.cuda.get_device_capability(), 1 if fp8 else 2)
     paged = Paged(contexts, num_kv_heads, head_dim, block_size, torch.float8_e4m3fn if fp8 else DTYPE)
     starts = np.cumsum([0, *query_lens])
     slots = list(range(len(contexts)))
-    skipped = 3
+    skipped = 4
     # Sequences stand in any order in the table, and the query is part of a wider tensor.
     order = torch.randperm(len(contexts))
     table = torch.empty_like(paged.block_table)
@@ -508,7 +507,7 @@ def test_prefill_attention_refuses() -> None:
         prefill_attention(*arguments, PrefillAttentionConfig(16, 16, 1, 1), num_heads=32, scale=0.1)
 
 
-# --------------------------------------------------------------------------------------------- slots
+# ---------------------------------------------------------------- slots
 
 
 def test_changes_reach_their_places() -> None:
@@ -552,7 +551,7 @@ def test_changes_refuse_places_outside() -> None:
         SlotTables(1, {"x": Field(torch.bfloat16)}, DEVICE)
 
 
-# --------------------------------------------------------------------------------------------- sampling
+# ---------------------------------------------------------------- sampling
 
 
 def rows_of(params: list[Sampling], vocab_size: int, lengths: list[int] | None = None) -> SamplingRows:
@@ -715,15 +714,20 @@ def test_cut_tail_keeps_whole_rows_that_allow_one_token() -> None:
     assert_cut(logits.to(DEVICE), [Sampling(temperature=1.0, top_k=5), Sampling(temperature=1.0, top_p=0.5)])
 
 
+def test_cut_tail_of_equal_logits() -> None:
+    """No group of tokens stands out, so there are no candidates."""
+    assert_cut(torch.full((1, 9000), 2.5, device=DEVICE), [Sampling(temperature=1.0, top_k=5)])
+
+
 def run_sample(
     logits: Tensor, rows: SamplingRows, slots: list[int], edited: Tensor | None = None, cut: Cut | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(tokens by row, faults by row, the slots' token table)."""
     samples = Samples(len(slots), logits.shape[1], DEVICE)
     samples.tokens.fill_(-7)
-    tokens = torch.full((len(rows.length), 16), -7, dtype=torch.int32, device=DEVICE)
+    tokens = torch.full((len(rows.length), 20), -7, dtype=torch.int32, device=DEVICE)
     sample(logits, ints(slots), rows, samples, edited=edited, cut=cut)
-    advance(samples, ints(slots), rows, tokens)
+    advance(samples, ints(slots), rows, tokens, 16)
     return samples.tokens, samples.faults, tokens
 
 
@@ -800,6 +804,15 @@ def test_cut_and_edited_rows_bind_the_draw() -> None:
     best = [set((logits[row, 100:140].float().topk(3).indices + 100).tolist()) for row in range(n)]
     assert all(token in allowed for token, allowed in zip(sampled, best, strict=True))
     assert len({sorted(allowed).index(token) for token, allowed in zip(sampled, best, strict=True)}) > 1
+
+
+def test_a_cut_keeps_the_token_it_names_and_none_behind() -> None:
+    n = 6
+    rows = rows_of([Sampling(temperature=1.0, top_k=1)] * n, 64)
+    logits = normal(n, 64)
+    logits[:, [9, 10, 30]] = 7.0
+    cut = Cut(torch.full((n,), 7.0, device=DEVICE), ints([9] * n))
+    assert run_sample(logits, rows, list(range(n)), cut=cut)[0].tolist() == [9] * n
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

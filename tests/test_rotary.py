@@ -158,7 +158,7 @@ def test_derived_length_is_stretched_once(name: str, max_model_len: int) -> None
     + [("dynamic", 64, 20), ("dynamic", 128, 128), ("dynamic", 200, 200)],
 )
 def test_logits_equal_transformers(name: str, served: int, length: int) -> None:
-    oracle = tiny_models.oracle(**SCALINGS[name])
+    oracle = tiny_models.oracle(scale=0.2, **SCALINGS[name])
     spec = ModelSpec.from_config(tiny_models.config_of(oracle)).with_max_model_len(served)
     model = build_model(spec, torch.float32, CPU, tiny_models.weights_of(oracle).items())
     ids = torch.randint(0, 600, (length,), generator=torch.Generator().manual_seed(1))

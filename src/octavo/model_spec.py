@@ -88,8 +88,9 @@ class MoeSpec:
 class ModelSpec:
     """Everything that models, memory arithmetic and request checks need to know about a checkpoint.
 
-    `max_model_len` is the longest sequence served; `ropes` may depend on it (`layers/rotary.py`), so a
-    shorter one is set with `with_max_model_len` before the model is built.
+    `dtype` is the checkpoint's until a model is built, then the one it is served in. `max_model_len` is the
+    longest sequence served; rotation may depend on it (`layers/rotary.py`), so a shorter one is set with
+    `with_max_model_len` before the model is built.
     """
 
     architecture: str

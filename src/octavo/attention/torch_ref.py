@@ -5,27 +5,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from octavo.attention.base import Cache
 from octavo.batch import Batch
 from octavo.model_spec import ModelSpec
 
 GATHERED_BYTES = 4 << 20  # of K, and of V, that a group of sequences may fill: about what a core's caches keep
-
-
-@dataclass(slots=True)
-class Context:
-    """What some rows attend to: n cache blocks for each of a batch of (sequence, K/V head), and the scores' mask."""
-
-    blocks: Tensor  # [batch * n] int64: rows of the cache seen as [num_blocks * kv_heads, ...]
-    mask: Tensor  # [batch or 1, rows, n * block_size]: 0 or -inf, added to the scores
-
-    def mask_as(self, dtype: torch.dtype) -> Tensor:
-        """The mask in the dtype of the scores, which a plan learns from the first layer."""
-        if self.mask.dtype != dtype:
-            self.mask = self.mask.to(dtype)
-        return self.mask
+PREFILL_ROWS = 128  # attended to at once: small enough to skip most of what lies after the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +19,30 @@ class Decodes:
     """Sequences with one row each in this step and contexts of similar length."""
 
     rows: Tensor | None  # [S] int64 into the step's rows; None when these are all rows, in order
-    context: Context
+    blocks: Tensor  # [S * kv_heads * n] int64: n rows of the cache seen as [num_blocks * kv_heads, ...] each
+    mask: Tensor  # [S * kv_heads, 1, n * block_size]: 0 or -inf, added to the scores
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a prefill and the gathered keys that they see; `mask` is of the last of these keys."""
+
+    rows: slice
+    keys: slice
+    mask: Tensor  # [rows, at most keys]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A sequence with several rows; without a context it attends to these rows alone."""
+    """A sequence with several rows in this step."""
 
-    rows: slice
-    context: Context | None
+    blocks: Tensor  # [kv_heads * n] int64, as above
+    pieces: list[Piece]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    written: Tensor  # [T * kv_heads] int64: rows of the cache seen as [position of a head, head_dim]
+    written: Tensor  # [T * kv_heads] int64: rows of the cache seen as [positions of all heads, head_dim]
     decodes: list[Decodes]
     prefills: list[Prefill]
 
@@ -54,14 +50,15 @@ class Plan:
 class TorchAttention:
     """Gathers each sequence's blocks once a layer and attends with matrix products.
 
-    Inside a block the cache is ordered [kv_heads, block_size, head_dim], so that gathered blocks are the
-    operands of the products as they lie. Contexts of a group are padded to its longest, so a group
-    takes contexts down to half of that.
+    Inside a block the cache is ordered [kv_heads, block_size, head_dim], whatever its shape says, so that
+    gathered blocks are the operands of the products as they lie. Heads that share a K/V head are rows of
+    one product: K and V are read once for all of them. Contexts of a group of decodes are padded to its
+    longest, so a group takes contexts down to half of that.
     """
 
     def __init__(self, spec: ModelSpec, block_size: int) -> None:
-        self.num_kv_heads, self.block_size = spec.num_kv_heads, block_size
-        self.position_elements = spec.num_kv_heads * spec.head_dim
+        self.num_kv_heads, self.head_dim, self.block_size = spec.num_kv_heads, spec.head_dim, block_size
+        self.dtype: torch.dtype = getattr(torch, spec.dtype)
         self.workspace: dict[str, Tensor] = {}
 
     def refuses(self, spec: ModelSpec) -> str | None:
@@ -83,7 +80,7 @@ class TorchAttention:
 
     def _similar(self, sequences: list[int], lengths: list[int]) -> Iterator[list[int]]:
         """Split by length, and so that no group gathers too much at once; each group in order of rows."""
-        fits = GATHERED_BYTES // (2 * self.position_elements)
+        fits = GATHERED_BYTES // (self.num_kv_heads * self.head_dim * self.dtype.itemsize)
         rest = sorted(sequences, key=lambda i: -lengths[i])
         while rest:
             longest = lengths[rest[0]]
@@ -92,21 +89,26 @@ class TorchAttention:
             rest = rest[count:]
 
     def _by_head(self, blocks: Tensor) -> Tensor:
-        """[sequences, n] blocks -> [sequences, kv_heads * n] rows of the cache seen by block and head."""
+        """[S, n] blocks -> [S, kv_heads * n] rows of the cache seen as [num_blocks * kv_heads, ...]."""
         heads = torch.arange(self.num_kv_heads, device=blocks.device)
         return (blocks[:, None] * self.num_kv_heads + heads[:, None]).flatten(1)
 
     def _prefill(self, batch: Batch, i: int, window: int | None) -> Prefill:
-        rows = slice(batch.query_starts[i], batch.query_starts[i + 1])
-        length, num_rows = batch.context_lens[i], rows.stop - rows.start
-        if length == num_rows and (window is None or window >= length):
-            return Prefill(rows, None)
-        size = self.block_size
-        first = 0 if window is None else max(0, length - num_rows - window + 1) // size
-        blocks = batch.block_table[i : i + 1, first : -(-length // size)]
-        keys = torch.arange(first * size, -(-length // size) * size, device=blocks.device)
-        queries = torch.arange(length - num_rows, length, device=blocks.device)[None, :, None]
-        return Prefill(rows, Context(self._by_head(blocks).flatten(), _mask(queries, keys, window)))
+        begin, end = batch.query_starts[i], batch.query_starts[i + 1]
+        length, size, device = batch.context_lens[i], self.block_size, batch.block_table.device
+        first = 0 if window is None else max(0, length - (end - begin) - window + 1) // size * size
+        blocks = self._by_head(batch.block_table[i : i + 1, first // size : -(-length // size)])
+        pieces = []
+        for row in range(begin, end, PREFILL_ROWS):
+            rows = slice(row, min(end, row + PREFILL_ROWS))
+            queries = torch.arange(rows.start, rows.stop, device=device) + (length - end)
+            position = length - end + rows.start  # of the first query
+            seen = 0 if window is None else max(0, position - window + 1)  # the first key that any query sees
+            masked = position if window is None else seen  # every query sees all before this
+            stop = length - end + rows.stop
+            mask = self._mask(queries[:, None], torch.arange(masked, stop, device=device), window)
+            pieces.append(Piece(rows, slice(seen - first, stop - first), mask))
+        return Prefill(blocks.flatten(), pieces)
 
     def _decodes(self, batch: Batch, group: list[int], window: int | None) -> Decodes:
         size, device = self.block_size, batch.block_table.device
@@ -119,10 +121,17 @@ class TorchAttention:
         columns = (first + torch.arange(n, device=device)).clamp(max=batch.block_table.shape[1] - 1)
         blocks = self._by_head(batch.block_table[sequences, columns])
         keys = first * size + torch.arange(n * size, device=device)
-        mask = _mask(length - 1, keys, window).repeat_interleave(self.num_kv_heads, 0)[:, None]
+        mask = self._mask(length - 1, keys, window).repeat_interleave(self.num_kv_heads, 0)[:, None]
         rows = [batch.query_starts[i] for i in group]
         every_row = rows == list(range(batch.query_starts[-1]))
-        return Decodes(None if every_row else torch.tensor(rows, device=device), Context(blocks.flatten(), mask))
+        return Decodes(None if every_row else torch.tensor(rows, device=device), blocks.flatten(), mask)
+
+    def _mask(self, queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+        """Positions of queries and keys, broadcast against each other -> 0 where a query sees a key, else -inf."""
+        hidden = keys > queries
+        if window is not None:
+            hidden |= keys <= queries - window
+        return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
     def forward(
         self,
@@ -134,99 +143,55 @@ class TorchAttention:
         scale: float,
         softcap: float | None,
     ) -> Tensor:
-        head_dim = query.shape[-1]
         for side, new in zip(cache, (key, value), strict=True):
-            side.view(-1, head_dim).index_copy_(0, plan.written, new.reshape(-1, head_dim))
+            side.view(-1, self.head_dim).index_copy_(0, plan.written, new.reshape(-1, self.head_dim))
         if len(plan.decodes) == 1 and plan.decodes[0].rows is None:
-            return self._attend_grouped(query, cache, plan.decodes[0].context, scale, softcap)
+            return self._decode(query, cache, plan.decodes[0], scale, softcap)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for decodes in plan.decodes:
-            rows = decodes.rows
-            if rows is not None:
-                found = self._attend_grouped(query[rows], cache, decodes.context, scale, softcap)
-                out.index_copy_(0, rows, found)
+            if decodes.rows is not None:
+                out.index_copy_(0, decodes.rows, self._decode(query[decodes.rows], cache, decodes, scale, softcap))
         for prefill in plan.prefills:
-            own = (key[prefill.rows].transpose(0, 1)[None], value[prefill.rows].transpose(0, 1)[None])
-            out[prefill.rows] = self._attend_rows(query[prefill.rows], own, cache, prefill.context, scale, softcap)
+            self._fill(query, cache, prefill, scale, softcap, out)
         return out
 
-    def _attend_grouped(
-        self, query: Tensor, cache: Cache, context: Context, scale: float, softcap: float | None
-    ) -> Tensor:
-        """One row of each of S sequences: query [S, heads, head_dim] -> the same shape.
-
-        The heads that share a K/V head are the rows of one product, so K and V are read once for all.
-        """
-        batch = query.shape[0] * self.num_kv_heads
-        rows = query.reshape(batch, -1, query.shape[-1])
-        keys, values = (self._gather(name, side, context, batch) for name, side in zip("kv", cache, strict=True))
-        scores = _scores(rows, keys, context.mask_as(query.dtype), scale, softcap)
+    def _decode(self, query: Tensor, cache: Cache, decodes: Decodes, scale: float, softcap: float | None) -> Tensor:
+        """query [S, heads, head_dim] -> the same shape."""
+        batch = len(query) * self.num_kv_heads
+        keys, values = (self._gather(name, side, decodes.blocks, batch) for name, side in zip("kv", cache, strict=True))
+        scores = _scores(query.reshape(batch, -1, self.head_dim), keys, scale, softcap).add_(decodes.mask)
         return torch.bmm(torch.softmax(scores, -1), values).view(query.shape)
 
-    def _attend_rows(
-        self,
-        query: Tensor,
-        own: Cache,
-        cache: Cache,
-        context: Context | None,
-        scale: float,
-        softcap: float | None,
-    ) -> Tensor:
-        """Several rows of one sequence: query [rows, heads, head_dim] -> the same shape.
+    def _fill(
+        self, query: Tensor, cache: Cache, prefill: Prefill, scale: float, softcap: float | None, out: Tensor
+    ) -> None:
+        """Write the prefill's rows of `out`; query and out [T, heads, head_dim]."""
+        kv_heads, head_dim = self.num_kv_heads, self.head_dim
+        keys, values = (
+            self._gather(name, side, prefill.blocks, kv_heads) for name, side in zip("kv", cache, strict=True)
+        )
+        for piece in prefill.pieces:
+            rows = query[piece.rows].transpose(0, 1)  # [heads, rows, head_dim]
+            scores = _scores(rows.reshape(kv_heads, -1, head_dim), keys[:, piece.keys], scale, softcap)
+            by_row = scores.view(*rows.shape[:2], -1)
+            by_row[..., by_row.shape[-1] - piece.mask.shape[-1] :].add_(piece.mask)
+            found = torch.bmm(torch.softmax(scores, -1), values[:, piece.keys])
+            out[piece.rows] = found.view(rows.shape).transpose(0, 1)
 
-        Without a context they attend to their `own` K and V, each [1, kv_heads, rows, head_dim].
-        """
-        rows, heads, head_dim = query.shape
-        keys, values = own
-        mask = None
-        if context is not None:
-            keys, values = (
-                self._gather(name, side, context, self.num_kv_heads)[None]
-                for name, side in zip("kv", cache, strict=True)
-            )
-            mask = context.mask_as(query.dtype)
-        if softcap is None:
-            found = scaled_dot_product_attention(
-                query.transpose(0, 1)[None],
-                keys,
-                values,
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scale,
-                enable_gqa=heads != self.num_kv_heads,
-            )
-            return found[0].transpose(0, 1)
-        if mask is None:
-            positions = torch.arange(rows, device=query.device)
-            mask = _mask(positions[None, :, None], positions, None).to(query.dtype)
-        share = heads // self.num_kv_heads
-        stacked = query.transpose(0, 1).reshape(self.num_kv_heads, share * rows, head_dim)
-        scores = _scores(stacked, keys[0], mask.repeat(1, share, 1), scale, softcap)
-        found = torch.bmm(torch.softmax(scores, -1), values[0])
-        return found.view(heads, rows, head_dim).transpose(0, 1)
-
-    def _gather(self, name: str, side: Tensor, context: Context, batch: int) -> Tensor:
+    def _gather(self, name: str, side: Tensor, blocks: Tensor, batch: int) -> Tensor:
         """Blocks of K or V -> [batch, positions, head_dim], in memory that the next call reuses."""
-        blocks = side.view(-1, self.block_size * side.shape[-1])
-        needed = len(context.blocks) * blocks.shape[1]
+        by_block = side.view(-1, self.block_size * self.head_dim)
+        needed = len(blocks) * by_block.shape[1]
         space = self.workspace.get(name)
-        if space is None or space.numel() < needed or space.dtype != side.dtype:
+        if space is None or space.numel() < needed:
             space = self.workspace[name] = side.new_empty(needed)
-        found = space[:needed].view(-1, blocks.shape[1])
-        torch.index_select(blocks, 0, context.blocks, out=found)
-        return found.view(batch, -1, side.shape[-1])
+        found = space[:needed].view(len(blocks), -1)
+        torch.index_select(by_block, 0, blocks, out=found)
+        return found.view(batch, -1, self.head_dim)
 
 
-def _mask(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
-    """Positions of queries and keys, broadcast against each other -> 0 where a query sees a key, else -inf."""
-    hidden = keys > queries
-    if window is not None:
-        hidden |= keys <= queries - window
-    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))
-
-
-def _scores(query: Tensor, keys: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """query [B, rows, D], keys [B, L, D], mask [B or 1, rows or 1, L] -> [B, rows, L]."""
-    if softcap is None:
-        return torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=scale)
-    return torch.tanh(torch.bmm(query, keys.transpose(1, 2)) * (scale / softcap)) * softcap + mask
+def _scores(query: Tensor, keys: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """query [B, rows, D], keys [B, L, D] -> [B, rows, L]."""
+    ignored = query[:1, :1, :1]  # with beta=0
+    scores = torch.baddbmm(ignored, query, keys.transpose(1, 2), beta=0, alpha=scale / (softcap or 1.0))
+    return scores if softcap is None else scores.tanh_().mul_(softcap)

@@ -34,14 +34,10 @@ def prefill_attention_config(
 ) -> PrefillAttentionConfig:
     """What fits the shared memory of a multiprocessor: 227 KiB on 9.0, 163 on 8.0, 99 on 8.6 and 8.9."""
     hopper = capability >= (9, 0)
-    bulk = hopper and block_size >= 64 and head_dim in (64, 128, 256) and cache_bytes == 2
-    if head_dim > 128:
-        if hopper:
-            return PrefillAttentionConfig(128, 64, 8, 2, bulk)
-        return PrefillAttentionConfig(64, 64 if capability == (8, 0) else 32, 4, 1)
-    if hopper:
-        return PrefillAttentionConfig(128, 64, 8, 3, bulk)
-    return PrefillAttentionConfig(128, 64 if capability == (8, 0) else 32, 4, 2)
+    if not hopper:
+        return PrefillAttentionConfig(64, 32, 8, 1) if head_dim > 128 else PrefillAttentionConfig(128, 32, 8, 2)
+    bulk = block_size >= 64 and head_dim in (64, 128, 256) and cache_bytes == 2
+    return PrefillAttentionConfig(128, 64, 8, 2 if head_dim > 128 else 3, bulk)
 
 
 @triton.jit

@@ -209,12 +209,14 @@ def sample(
     )
 
 
-def advance(samples: Samples, slots: Tensor, rows: SamplingRows, tokens: Tensor, *, dependent: bool = False) -> None:
+def advance(
+    samples: Samples, slots: Tensor, rows: SamplingRows, tokens: Tensor, capacity: int, *, dependent: bool = False
+) -> None:
     """Choose each row's token, write it behind the slot's tokens and count it: what lets the next step start.
 
-    `tokens` [slots, max_len] int32; a slot that is full is left as it is. samples.tokens [R] gets the tokens and
-    samples.faults [R] 0 or why there is none: NOT_A_NUMBER or INFINITE logits, NOTHING_ALLOWED; the token is 0 then.
-    Rows of padding are not written.
+    `tokens` [slots, capacity or more] int32; a slot that holds `capacity` tokens is left as it is. samples.tokens [R]
+    gets the tokens and samples.faults [R] 0 or why there is none: NOT_A_NUMBER or INFINITE logits, NOTHING_ALLOWED;
+    the token is 0 then. Rows of padding are not written.
     """
     chunks = samples.best_values.shape[1]
     advance_kernel[(len(slots),)](
@@ -228,7 +230,7 @@ def advance(samples: Samples, slots: Tensor, rows: SamplingRows, tokens: Tensor,
         samples.tokens,
         samples.faults,
         tokens.stride(0),
-        tokens.shape[1],
+        capacity,
         rows.counts.shape[1],
         chunks,
         padded_chunks=triton.next_power_of_2(chunks),

@@ -1,5 +1,6 @@
 """The passes that turn a ModelSpec and a stream of tensors into a model ready to run."""
 
+import dataclasses
 from collections.abc import Iterable
 
 import torch
@@ -26,7 +27,7 @@ def build_model(
     *,
     position_margin: int = 0,
 ) -> CausalLM:
-    """Build without weights, choose how they are kept, allocate, load.
+    """Build without weights, choose how they are kept, allocate, load; `dtype` becomes the spec's.
 
     `position_margin` positions past `spec.max_model_len` may be computed (drafts, repeated steps) though
     their tokens are never kept.
@@ -35,6 +36,7 @@ def build_model(
         InvalidConfig: no model serves the architecture.
         InvalidWeights: the tensors are not this model's, or damaged.
     """
+    spec = dataclasses.replace(spec, dtype=str(dtype).removeprefix("torch."))
     model: CausalLM = model_module(spec.architecture).build(spec)
     method: LinearMethod = Packed() if Packed.serves(dtype, device) else Dense()
     for module in model.modules():

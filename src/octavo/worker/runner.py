@@ -34,7 +34,7 @@ class Runner:
         self.caches = kv_cache.allocate(model, backend, size, dtype)
         self.slots = Slots(max_num_seqs, size.max_model_len, size.block_size)
         self.sampler = Sampler(max_num_seqs, model.spec.vocab_size, torch.device("cpu"), logprobs_mode)
-        self.requests: dict[int, Request] = {}  # by slot
+        self.scored: dict[int, Request] = {}  # by slot: requests whose prompt wants logprobs
         self.step = Step()
         self.batch: Batch
         self.hidden: Tensor
@@ -42,7 +42,9 @@ class Runner:
     @torch.inference_mode()
     def launch(self, step: Step) -> None:
         for admit in step.admits:
-            self.requests[admit.slot] = admit.request
+            self.scored.pop(admit.slot, None)
+            if admit.request.params.prompt_logprobs is not None:
+                self.scored[admit.slot] = admit.request
             self.sampler.add(admit)
         self.slots.apply(step)
         self.step = step
@@ -85,12 +87,15 @@ class Runner:
             kv_cache.clear(self.caches, self.slots.blocks(chunks[row].slot))
 
     def _prompt_logprobs(self, result: StepResult) -> None:
+        if not self.scored:
+            return
         for i, chunk in enumerate(self.step.chunks):
-            request = self.requests[chunk.slot]
-            count = request.params.prompt_logprobs
+            if (request := self.scored.get(chunk.slot)) is None:
+                continue
             last = len(request.prompt_token_ids) - 1  # the last prompt position predicts the first output token
-            if count is not None and chunk.start < last:
-                num_rows = min(chunk.start + chunk.length, last) - chunk.start
+            num_rows = min(chunk.start + chunk.length, last) - chunk.start
+            if num_rows > 0:
+                count = request.params.prompt_logprobs or 0
                 result.prompt_logprobs[i] = self._logprobs_of_chunk(chunk, self.batch.query_starts[i], num_rows, count)
 
     def _logprobs_of_chunk(self, chunk: Chunk, first_row: int, num_rows: int, count: int) -> list[TokenLogprobs]:
