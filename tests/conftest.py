@@ -5,6 +5,8 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if not os.path.exists("/dev/nvidiactl"):  # before transformers, which loads Triton
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import GREEDY, ids
 
 from octavo import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from octavo.errors import EngineDead, InvalidRequest
+from test_engine import GREEDY, ids
 
 OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": "64M",
@@ -18,11 +18,7 @@ OPTIONS: dict[str, Any] = {
 
 
 async def last(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
-    output = None
-    async for output in stream:
-        pass
-    assert output is not None
-    return output
+    return [output async for output in stream][-1]
 
 
 def test_streams_together_say_what_each_says_alone(tiny_folder: Path) -> None:

@@ -130,11 +130,11 @@ STEPS: list[dict[int, int]] = [
 @pytest.mark.case("KV-04")
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("window", [None, 1, 7, 1000])
-@pytest.mark.parametrize(("block_size", "prefill_rows"), [(1, 128), (4, 8), (16, 7)])
+@pytest.mark.parametrize(("block_size", "piece_rows"), [(1, 128), (4, 8), (16, 7)])
 def test_mixed_steps(
-    block_size: int, prefill_rows: int, window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+    block_size: int, piece_rows: int, window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_ref, "PREFILL_ROWS", prefill_rows)
+    monkeypatch.setattr(torch_ref, "PIECE_ROWS", piece_rows)
     sequences = Sequences([4, 20, 50, 40, 10], block_size)
     for chunks in STEPS:
         sequences.check(chunks, window=window, softcap=softcap)
@@ -159,13 +159,14 @@ def test_half_precision_is_as_near_as_its_rounding() -> None:
 def test_groups_are_bounded_in_padding_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [200, 190, 120, 101, 99, 50, 3, 2]
     backend = TorchAttention(SPEC, 4)
-    groups = list(backend._similar(list(range(8)), lengths))
-    assert groups == [[0, 1, 2, 3], [4, 5], [6, 7]]
-    monkeypatch.setattr(torch_ref, "GATHERED_BYTES", 4 * 400 * SPEC.num_kv_heads * SPEC.head_dim)
-    assert list(backend._similar(list(range(8)), lengths)) == [[0, 1], [2, 3, 4], [5], [6, 7]]
+    assert list(backend._similar(list(range(8)), [1] * 8, lengths)) == [[0, 1, 2, 3], [4, 5], [6, 7]]
+    counts = [1, 1, 8, 5, 4, 1, 2, 2]
+    assert list(backend._similar(list(range(8)), counts, lengths)) == [[2, 3], [4], [6, 7], [0, 1], [5]]
+    monkeypatch.setattr(torch_ref, "GROUP_BYTES", 4 * 400 * SPEC.num_kv_heads * SPEC.head_dim)
+    assert list(backend._similar(list(range(8)), [1] * 8, lengths)) == [[0, 1], [2, 3, 4], [5], [6, 7]]
     sequences = Sequences([100, 90, 60, 8], 4)
     sequences.check({0: 99, 1: 89, 2: 59, 3: 7})
-    monkeypatch.setattr(torch_ref, "GATHERED_BYTES", 1)
+    monkeypatch.setattr(torch_ref, "GROUP_BYTES", 1)
     sequences.check({3: 1, 1: 1, 0: 1, 2: 1})
 
 

@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedModel
+
 import tiny_models
 import tiny_tokenizers
-from transformers import PreTrainedModel
 
 
 def octavo(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +60,14 @@ def test_version_and_unknown_commands() -> None:
 
 def test_command_help_has_every_option() -> None:
     text = octavo("generate", "--help", COLUMNS="200").stdout
-    for flag in ("--max-model-len", "--block-size", "--max-num-seqs", "--no-enable-prefix-caching", "--chat", "--dtype"):
+    for flag in (
+        "--max-model-len",
+        "--block-size",
+        "--max-num-seqs",
+        "--no-enable-prefix-caching",
+        "--chat",
+        "--dtype",
+    ):
         assert flag in text
     assert "Steps that may be launched" in text
 
@@ -72,7 +80,9 @@ def test_generate_streams_text(tiny: PreTrainedModel, tmp_path: Path) -> None:
     first = octavo("generate", "some words", "--model", str(tmp_path), "--max-tokens", "8", *small)
     assert first.returncode == 0, first.stderr
     assert first.stdout.strip()
-    again = octavo("generate", "some words", "--model", f"{tmp_path}/", "--max-tokens", "8", *small, HOME="/nonexistent")
+    again = octavo(
+        "generate", "some words", "--model", f"{tmp_path}/", "--max-tokens", "8", *small, HOME="/nonexistent"
+    )
     assert again.stdout == first.stdout
     assert octavo("generate", "hi", "--chat", "--model", str(tmp_path), "--max-tokens", "4", *small).returncode == 0
 

@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+
 import real_models
 
 ROOT = Path(__file__).parent.parent

@@ -14,6 +14,7 @@ import tiny_models
 from conftest import Make
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.errors import InvalidConfig, InvalidRequest
+from octavo.worker.machine import resident_memory
 from test_invariance import assert_idle, same, texts
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -514,6 +515,19 @@ def test_deleting_gives_everything_back(tiny_folder: Path) -> None:
     assert runner() is None
     gc.collect()
     assert sum(torch.is_tensor(x) for x in gc.get_objects()) <= before + 2
+
+
+@pytest.mark.case("MEM-04")
+def test_five_in_a_row_take_the_memory_of_one(tiny_folder: Path) -> None:
+    sizes = []
+    for _ in range(6):
+        llm = LLM(str(tiny_folder), skip_tokenizer_init=True, dtype="float32", kv_cache_memory_bytes="64M")
+        for key, value in llm.engine.loop.executor.runner.caches:
+            key.fill_(1), value.fill_(1)
+        run(llm, [[5, 6]], SamplingParams(max_tokens=2))
+        del llm
+        sizes.append(resident_memory())
+    assert sizes[-1] < 1.05 * sizes[0], sizes
 
 
 def test_a_closed_llm_says_so(make_llm: Make) -> None:

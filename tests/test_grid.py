@@ -5,15 +5,16 @@ import random
 from pathlib import Path
 
 import pytest
-import tiny_models
-from conftest import Make
-from test_engine import GREEDY, ids, run
-from test_invariance import assert_idle, texts
 from transformers import PreTrainedModel
 
+import tiny_models
+from conftest import Make
 from octavo import LLM, SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.types import Request
+from octavo.worker.machine import resident_memory
+from test_engine import GREEDY, ids, run
+from test_invariance import assert_idle, texts
 
 LENGTHS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 130)
 
@@ -50,7 +51,7 @@ def test_thousands_of_requests_leave_nothing_behind(make_llm: Make) -> None:
         assert_idle(llm)
         gc.collect()
         assert not [x for x in gc.get_objects() if type(x) is Request]
-        sizes.append(resident())
+        sizes.append(resident_memory())
     assert sizes[-1] < 1.05 * sizes[0], sizes
 
 
@@ -77,8 +78,3 @@ def churn(llm: LLM, rng: random.Random, count: int) -> None:
                 engine.step()
                 engine.abort(group.id)
         engine.step()
-
-
-def resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096

@@ -1,9 +1,7 @@
 """The Triton kernels against plain torch: in the interpreter with small shapes, on a GPU in bf16 and also large."""
 # ruff: noqa: E402 - a kernel is made for the interpreter if that is chosen before it is imported
 
-import importlib
 import math
-import os
 import random
 from itertools import pairwise
 
@@ -14,11 +12,6 @@ from torch import Tensor
 
 GPU = torch.cuda.is_available()
 triton = pytest.importorskip("triton")
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-    for name in ("standard", "random"):  # of which other imports have loaded the compiled form
-        importlib.reload(importlib.import_module(f"triton.language.{name}"))
-    importlib.reload(triton.language)
 import triton.language as tl
 
 from octavo.errors import InvalidConfig

@@ -1,14 +1,14 @@
 """SmolLM2 and Gemma 3 as people get them: GGUF in, transformers' text out, token for token in float32."""
 
 import pytest
-import real_models
 import torch
-from conftest import Make
-from test_greedy import oracle_logprobs
-from test_invariance import same
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+import real_models
+from conftest import Make
 from octavo import LLM, SamplingParams
+from test_greedy import oracle_logprobs
+from test_invariance import same
 
 PROMPTS = [
     "The capital of France is",
@@ -60,7 +60,9 @@ def test_the_capital_of_france(make_llm: Make) -> None:
 
 def test_gemma_knows_it_too(make_llm: Make) -> None:
     llm = make_llm(real_models.real_gguf("gemma3-270m"))
-    output = llm.generate("What is the capital of France?", SamplingParams(temperature=0, max_tokens=10), use_tqdm=False)
+    output = llm.generate(
+        "What is the capital of France?", SamplingParams(temperature=0, max_tokens=10), use_tqdm=False
+    )
     assert output[0].outputs[0].text.startswith("\n\nThe capital of France is Paris.")
 
 

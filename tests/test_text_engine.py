@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import tiny_models
 import tiny_tokenizers
 from conftest import Make
-from test_invariance import assert_idle
-
 from octavo import LLM, RequestOutput, RequestOutputKind, SamplingParams
 from octavo.errors import InvalidRequest
+from test_invariance import assert_idle
 
 SPECIAL = ("</s>", "<|im_end|>")
 

@@ -1,8 +1,8 @@
 """Parts of hard cases that need what is not built yet: refused with a sentence today, listed by `-m waits_for`."""
 
 import pytest
-from conftest import Make
 
+from conftest import Make
 from octavo import SamplingParams
 
 

@@ -7,7 +7,9 @@ from torch import Tensor
 from octavo.batch import Batch
 from octavo.model_spec import ModelSpec
 
-Cache = tuple[Tensor, Tensor]  # K and V, each [num_blocks, block_size, kv_heads, head_dim]
+# K and V, each [num_blocks, block_size, kv_heads, head_dim]. How positions and heads lie inside a block is the
+# backend's business: everybody else clears, copies and moves whole blocks only.
+Cache = tuple[Tensor, Tensor]
 
 
 class Backend(Protocol):

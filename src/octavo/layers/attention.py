@@ -55,11 +55,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotations: list[Rotation], batch: Batch) -> Tensor:
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        qkv: Tensor = self.qkv_proj(x).view(len(x), heads + 2 * kv_heads, self.head_dim)
+        qkv: Tensor = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.head_dim)
         value = qkv[:, heads + kv_heads :]
         query_key = qkv[:, : heads + kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
             query_key = torch.cat([self.q_norm(query_key[:, :heads]), self.k_norm(query_key[:, heads:])], 1)
-        query, key = torch.split(rotate(query_key, rotations[self.rope]), [heads, kv_heads], 1)
+        query, key = rotate(query_key, rotations[self.rope]).split_with_sizes([heads, kv_heads], 1)
         out: Tensor = self.o_proj(self.attend(query, key, value, batch).flatten(1))
         return out

@@ -19,7 +19,6 @@ class Linear(Layer):
     holds the parts in this order. `split` says which side tensor parallelism may cut.
     """
 
-    weight: nn.Parameter | None  # type: ignore[assignment]  # a method may keep it in another form
     bias: nn.Parameter | None
     packed: Tensor
 
@@ -35,7 +34,7 @@ class Linear(Layer):
         self.in_features, self.has_bias, self.split = in_features, bias, split
         self.parts = {"": parts} if isinstance(parts, int) else parts
         self.method: LinearMethod = Dense()
-        self.weight = self.bias = None
+        self.bias = None
 
     @property
     def out_features(self) -> int:

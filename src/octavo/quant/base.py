@@ -15,7 +15,7 @@ class LinearLayer(Protocol):
 
     in_features: int
     has_bias: bool
-    weight: nn.Parameter | None
+    weight: nn.Parameter
     bias: nn.Parameter | None
     packed: Tensor
 

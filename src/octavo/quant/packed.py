@@ -25,9 +25,8 @@ class Packed(Dense):
         return dtype == torch.float32
 
     def finish(self, layer: LinearLayer) -> None:
-        assert layer.weight is not None
         layer.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight, ROWS)
-        layer.weight = None
+        del layer.weight
 
     def apply(self, layer: LinearLayer, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.packed, layer.bias, "none", [], "")

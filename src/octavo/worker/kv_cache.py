@@ -1,6 +1,8 @@
 """The KV cache's tensors, handed to each attention layer."""
 
-import numpy as np
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -24,9 +26,12 @@ def allocate(model: CausalLM, backend: Backend, size: CacheSize, dtype: torch.dt
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """`torch.zeros` touches every page; numpy's asks the kernel for untouched ones."""
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    """Fresh pages, zero until they are written, and back with the system as soon as the tensor is gone.
+
+    `torch.zeros` would touch every page, and the C allocator keeps freed memory.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
 
 
 def clear(caches: list[Cache], blocks: Tensor) -> None:
