@@ -104,9 +104,10 @@ def main() -> None:
     makers = {"octavo": octavo_engine, "transformers": transformers_engine}
     engines = {name: make(args) for name, make in makers.items() if args.only in (None, name)}
     torch.set_num_threads(args.threads)
-    for generate in engines.values():  # warm up every shape
-        for work in workloads(10**6).values():
-            generate(work[0], [min(n, 8) for n in work[1]])
+    for engine, generate in engines.items():  # warm up every shape
+        for name, (batch, lengths) in workloads(10**6).items():
+            seconds = _seconds(lambda g=generate, b=batch, n=lengths: g(b, [min(x, 8) for x in n]))
+            print(f"warm-up, {engine}, {name}: {seconds:.1f} s", flush=True)
     samples: dict[str, dict[str, list[float]]] = {}
     bandwidths = []
     for round_ in range(args.rounds):
@@ -115,6 +116,7 @@ def main() -> None:
             for engine, generate in engines.items():
                 seconds = _seconds(lambda g=generate, b=batch, n=lengths: g(b, n))
                 samples.setdefault(name, {}).setdefault(engine, []).append(seconds)
+                print(f"round {round_ + 1}, {engine}, {name}: {seconds:.1f} s", flush=True)
         print(f"round {round_ + 1} of {args.rounds} done, memory {statistics.median(bandwidths):.1f} GB/s", flush=True)
     report(samples, args)
     if args.json:

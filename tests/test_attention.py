@@ -135,6 +135,7 @@ def test_mixed_steps(
     block_size: int, piece_rows: int, window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_ref, "PIECE_ROWS", piece_rows)
+    monkeypatch.setattr(torch_ref, "FEW_KEYS", 100 * piece_rows)
     sequences = Sequences([4, 20, 50, 40, 10], block_size)
     for chunks in STEPS:
         sequences.check(chunks, window=window, softcap=softcap)

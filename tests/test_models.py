@@ -106,7 +106,7 @@ def test_half_precision_stays_near(family: str, tmp_path: Path) -> None:
     model = build_model(spec, torch.bfloat16, CPU, load_file(tmp_path / "model.safetensors").items())
     ids = sequences(20)
     (wanted,), (found,) = logits_of(oracle, ids), Paged(model, ids).all_logits(8)
-    assert (found - wanted).abs().max() < 0.1 * wanted.std()
+    assert (found - wanted).pow(2).mean().sqrt() < 0.03 * wanted.std()  # a router may send single rows elsewhere
 
 
 def test_a_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:

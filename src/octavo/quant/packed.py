@@ -7,6 +7,7 @@ numbers are the same.
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from octavo.quant.base import LinearLayer
 from octavo.quant.dense import Dense
@@ -29,5 +30,18 @@ class Packed(Dense):
         del layer.weight
 
     def apply(self, layer: LinearLayer, x: Tensor) -> Tensor:
+        rows = len(x)
+        padded = rounded(rows)
+        if padded > rows:
+            x = functional.pad(x, (0, 0, 0, padded - rows))
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.packed, layer.bias, "none", [], "")
-        return out
+        return out[:rows]
+
+
+def rounded(rows: int) -> int:
+    """`rows`, or a little more: above 64 in steps of an eighth.
+
+    oneDNN makes a kernel for every number of rows it meets, which takes milliseconds and memory that stays.
+    """
+    step = 1 << max(0, (rows - 1).bit_length() - 4)
+    return rows if rows <= 64 else -(-rows // step) * step
