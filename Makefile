@@ -16,11 +16,12 @@ python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Octavo needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing. On Debian: sudo apt-get install python3-venv"; exit 1; }
 
-# torch first, by its own requirement: a plain range could bring a CUDA build of several gigabytes.
+# torch first, by its own requirement: a plain range could bring a CUDA build of several gigabytes. One that is there
+# stays, unless pyproject.toml's range refuses it.
 $(BIN)/octavo: pyproject.toml | python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing Octavo into $(VENV) (PyTorch is the large part) ..."
-	@$(PIP) install --quiet '$(TORCH)'
+	@$(BIN)/python -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null || $(PIP) install --quiet '$(TORCH)'
 	@$(PIP) install --quiet -e .
 	@touch $@
 
@@ -37,7 +38,7 @@ demo: $(BIN)/octavo  ## A real model answers, then 32 prompts at once
 test: $(VENV)/dev  ## The whole test suite
 	@$(BIN)/octavo pull smollm2
 	@$(BIN)/octavo pull gemma3-270m
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 check: $(VENV)/dev  ## All static checks
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from octavo.kernels.activation import activate
 from octavo.kernels.add_norm import add_norm
+from octavo.kernels.batch_rows import batch_rows
 from octavo.kernels.cut_tail import CutWorkspace, cut_tail
 from octavo.kernels.decode_attention import DecodeAttentionConfig, DecodeWorkspace, decode_attention
 from octavo.kernels.decode_plan import ITEM_FIELDS, DecodeRows, plan_decode
@@ -160,6 +161,10 @@ def jobs(capability: int) -> Iterator[Job]:
             rows=rows,
         ),
     )  # fmt: skip
+    yield (
+        "mixed",
+        lambda: batch_rows(ints(17), ints(16), ints(16), ints(32, 4096), ints(32, 64), rows, block_size=16),
+    )
     wide = meta(16, 1536)
     yield (
         "deferred",

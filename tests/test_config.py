@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from octavo.config import GROUPS, EngineConfig, options, parse_bytes, parse_length
 from octavo.core.memory import size_cache
@@ -33,6 +34,7 @@ def test_every_option_has_a_sentence() -> None:
     ("name", "value"),
     [("block_size", 0), ("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("depth", -1), ("num_scheduler_steps", 0),
      ("dtype", "int8"), ("scheduling_policy", "lifo"), ("load_format", "pt"), ("enable_prefix_caching", "yes"),
+     ("seed", "x"), ("revision", 3), ("model", 5),
      ("max_num_seqs", True), ("max_num_seqs", None), ("num_threads", 0), ("max_logprobs", -2)],
 )  # fmt: skip
 def test_a_value_outside_its_range_is_refused_by_name(name: str, value: object) -> None:
@@ -53,6 +55,12 @@ def test_unknown_and_foreign_keywords() -> None:
     assert EngineConfig.from_keywords("LLM", tensor_parallel_size=1, trust_remote_code=True) == EngineConfig()
     with pytest.raises(ValueError, match="tensor_parallel_size=2"):
         EngineConfig.from_keywords("LLM", tensor_parallel_size=2)
+
+
+def test_types_and_formats_have_other_names() -> None:
+    for given, meant in (("half", "float16"), ("float", "float32"), (torch.bfloat16, "bfloat16"), ("auto", "auto")):
+        assert EngineConfig.from_keywords("LLM", dtype=given).model.dtype == meant
+    assert EngineConfig.from_keywords("LLM", load_format="hf").model.load_format == "auto"
 
 
 def test_configuration_cannot_be_edited() -> None:

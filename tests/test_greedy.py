@@ -25,6 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "sliding_window": 24},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3"},
+    "gemma2": {"model_type": "gemma2", "sliding_window": 24, "tie_word_embeddings": False},
     "gemma3": {
         "model_type": "gemma3_text", "sliding_window": 24, "num_hidden_layers": 4, "tie_word_embeddings": False,
         "layer_types": ["sliding_attention", "full_attention"] * 2,

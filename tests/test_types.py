@@ -16,7 +16,7 @@ REFUSED = [
     ("presence_penalty", 2.1), ("frequency_penalty", -2.1),
     ("repetition_penalty", 0), ("repetition_penalty", -1),
     ("seed", 2**64), ("seed", 1.0), ("seed", "0"),
-    ("stop", ""), ("stop", ["a", ""]), ("stop", [1]),
+    ("stop", ""), ("stop", ["a", ""]), ("stop", [1]), ("stop", 5),
     ("stop_token_ids", [-1]), ("stop_token_ids", ["a"]), ("stop_token_ids", 5),
     ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", "5"), ("max_tokens", True),
     ("min_tokens", -1), ("min_tokens", 17),

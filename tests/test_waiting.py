@@ -4,6 +4,7 @@ import pytest
 
 from conftest import Make
 from octavo import SamplingParams
+from octavo.config import EngineConfig
 
 
 @pytest.mark.case("PFX-05")
@@ -27,11 +28,11 @@ def test_grammars_are_refused() -> None:
         SamplingParams(structured_outputs={"regex": "a+"})  # type: ignore[call-arg]
 
 
-@pytest.mark.case("MEM-01")
-@pytest.mark.waits_for("CUDA")
-def test_other_devices_are_refused(make_llm: Make) -> None:
-    with pytest.raises(ValueError, match="device='cuda'"):
-        make_llm(device="cuda")
+@pytest.mark.case("KV-03")
+@pytest.mark.waits_for("LoRA adapters")
+def test_adapter_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_loras=4 is not available"):
+        EngineConfig.from_keywords("LLM", max_loras=4)
 
 
 @pytest.mark.waits_for("speculative decoding")

@@ -82,8 +82,10 @@ class SchedulerConfig:
 class DeviceConfig:
     """Where it runs."""
 
-    device: Literal["auto", "cpu"] = "auto"
-    """What computes."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What computes. auto: an NVIDIA GPU where there is one."""
+    enforce_eager: bool = False
+    """Launch every kernel by itself on a GPU instead of replaying captured graphs: slow, for finding faults."""
     num_threads: int | None = None
     """Threads of a CPU engine; the physical cores this process may use when not given."""
 
@@ -108,6 +110,7 @@ class EngineConfig:
         parse_length(model.max_model_len)
         parse_bytes("kv_cache_memory_bytes", cache.kv_cache_memory_bytes)
         _check("max_logprobs", model.max_logprobs, -1)
+        _check("seed", model.seed, -(2**63), 2**63 - 1)
         _check("block_size", cache.block_size, 1, 1024)
         _check("max_num_seqs", scheduler.max_num_seqs, 1, 65536)
         _check("max_num_batched_tokens", scheduler.max_num_batched_tokens, 1)
@@ -129,6 +132,9 @@ class EngineConfig:
         """
         by_name = {option.name: option.group for option in options()}
         given = drop_known(owner, set(by_name), ENGINE_ELSEWHERE, keywords)
+        for name, names in SAME_AS.items():
+            value = str(given.get(name)).removeprefix("torch.")  # a torch.dtype is known by its name
+            given |= {name: names[value]} if value in names else {}
         kinds = {f.name: f.default_factory for f in dataclasses.fields(cls)}
         parts: dict[str, Any] = {
             group: kinds[group](**{name: value for name, value in given.items() if by_name[name] == group})  # type: ignore[operator]
@@ -188,7 +194,14 @@ def _check_choice(option: Option, value: object) -> None:
         raise InvalidConfig(f"{option.name}={value!r} is not allowed: it must be one of {', '.join(choices)}.")
     if isinstance(option.default, bool) and not isinstance(value, bool):
         raise InvalidConfig(f"{option.name}={value!r} is not allowed: it must be True or False.")
+    if option.type == str | None and not isinstance(value, str | None):
+        raise InvalidConfig(f"{option.name}={value!r} is not allowed: it must be a string.")
 
+
+SAME_AS = {
+    "dtype": {"half": "float16", "float": "float32", **{t: t for t in ("bfloat16", "float16", "float32")}},
+    "load_format": {"hf": "auto"},
+}
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 
@@ -216,8 +229,9 @@ def _parse_number(name: str, value: int | str | float, allowed: str) -> int:
     return int(number)
 
 
-_PARALLEL = "this engine runs on one device"
 _SERVER = "it is an option of a server"
+_PARALLEL = "this engine runs on one device"
+_WATCHING = "it is an option of a server's metrics and traces"
 ENGINE_ELSEWHERE = {
     "trust_remote_code": Elsewhere("models are part of Octavo; no code of a checkpoint is run", (None, False, True)),
     "tokenizer_mode": Elsewhere("tokenizers are read from tokenizer.json", (None, "auto", "hf")),
@@ -229,12 +243,25 @@ ENGINE_ELSEWHERE = {
     "config_format": Elsewhere("config.json or GGUF metadata is read", (None, "auto", "hf")),
     "quantization": Elsewhere("only unquantized and GGUF checkpoints are read", (None, "gguf")),
     "kv_cache_dtype": Elsewhere("the KV cache has the model's type", (None, "auto")),
+    "kv_cache_dtype_skip_layers": Elsewhere("the KV cache is not quantized", (None, [])),
     "calculate_kv_scales": Elsewhere("the KV cache is not quantized"),
-    "enforce_eager": Elsewhere("nothing is captured here", (None, False, True)),
+    "kv_transfer_config": Elsewhere("KV blocks stay in this engine"),
+    "kv_events_config": Elsewhere("subscribe to the scheduler's events instead"),
+    "kv_cache_metrics": Elsewhere("subscribe to the scheduler's events instead"),
+    "kv_cache_metrics_sample": Elsewhere("subscribe to the scheduler's events instead", (None, 0.01)),
+    "kv_offloading_backend": Elsewhere("there is no second tier of KV memory", (None, "native")),
+    "prefix_cache_retention_interval": Elsewhere("every full block is kept until it is evicted", (None, 0)),
     "compilation_config": Elsewhere("nothing is compiled here", (None, {}, 0)),
     "max_seq_len_to_capture": Elsewhere("nothing is captured here", (None, 8192)),
     "enable_chunked_prefill": Elsewhere("prompts are always computed in chunks", (None, True)),
     "long_prefill_token_threshold": Elsewhere("chunks are as long as max_num_batched_tokens allows", (None, 0)),
+    "long_prefill_token_threshold_adaptive": Elsewhere("chunks are as long as max_num_batched_tokens allows"),
+    "scheduler_reserve_full_isl": Elsewhere("blocks for the whole prompt are always reserved", (None, True)),
+    "watermark": Elsewhere("admission keeps half a free block for each running sequence", (None, 0, 0.0)),
+    "stream_interval": Elsewhere("every step is reported", (None, 1)),
+    "max_num_queued_reqs": Elsewhere(_SERVER),
+    "max_num_queued_tokens": Elsewhere(_SERVER),
+    "max_num_active_seqs": Elsewhere("use max_num_seqs"),
     "async_scheduling": Elsewhere("use depth=0 to wait for every step", (None, True)),
     "swap_space": Elsewhere("preempted sequences are computed again", (None, 0, 4)),
     "cpu_offload_gb": Elsewhere("weights stay where they are computed", (None, 0)),
@@ -242,12 +269,22 @@ ENGINE_ELSEWHERE = {
     "tensor_parallel_size": Elsewhere(_PARALLEL, (None, 1)),
     "pipeline_parallel_size": Elsewhere(_PARALLEL, (None, 1)),
     "data_parallel_size": Elsewhere(_PARALLEL, (None, 1)),
+    "prefill_context_parallel_size": Elsewhere(_PARALLEL, (None, 1)),
+    "decode_context_parallel_size": Elsewhere(_PARALLEL, (None, 1)),
+    "nnodes": Elsewhere(_PARALLEL, (None, 1)),
+    "node_rank": Elsewhere(_PARALLEL, (None, 0)),
+    "master_addr": Elsewhere(_PARALLEL, (None, "127.0.0.1")),
+    "master_port": Elsewhere(_PARALLEL, (None, 29501)),
+    "enable_eplb": Elsewhere(_PARALLEL),
+    "all2all_backend": Elsewhere(_PARALLEL, (None, "allgather_reducescatter")),
     "enable_expert_parallel": Elsewhere(_PARALLEL),
     "distributed_executor_backend": Elsewhere(_PARALLEL, (None, "uni", "mp")),
     "disable_custom_all_reduce": Elsewhere(_PARALLEL, (None, False, True)),
     "enable_lora": Elsewhere("there are no adapters yet"),
     "max_loras": Elsewhere("there are no adapters yet", (None, 1)),
     "max_lora_rank": Elsewhere("there are no adapters yet", (None, 16)),
+    "max_cpu_loras": Elsewhere("there are no adapters yet"),
+    "lora_modules": Elsewhere("there are no adapters yet", (None, [])),
     "speculative_config": Elsewhere("there is no speculation yet"),
     "structured_outputs_config": Elsewhere("structured output is not built in yet", (None, {})),
     "limit_mm_per_prompt": Elsewhere("models are text only", (None, {})),
@@ -258,6 +295,22 @@ ENGINE_ELSEWHERE = {
     "prefix_caching_hash_algo": Elsewhere("blocks are hashed with blake2b", (None, "sha256", "builtin", "xxhash")),
     "disable_log_stats": Elsewhere("progress is shown by the progress bar", (None, False, True)),
     "served_model_name": Elsewhere(_SERVER),
+    "enable_log_requests": Elsewhere(_SERVER),
+    "max_log_len": Elsewhere(_SERVER),
+    "otlp_traces_endpoint": Elsewhere(_WATCHING),
+    "collect_detailed_traces": Elsewhere(_WATCHING),
+    "enable_mfu_metrics": Elsewhere(_WATCHING),
+    "enable_layerwise_nvtx_tracing": Elsewhere(_WATCHING),
+    "custom_histogram_buckets": Elsewhere(_WATCHING, (None, {})),
+    "profiler_config": Elsewhere("use torch.profiler around generate"),
+    "jit_monitor_mode": Elsewhere("a compilation while serving is always logged", (None, "warn")),
+    "performance_mode": Elsewhere("there is one mode"),
+    "optimization_level": Elsewhere("there is one level", (None, 0, 1, 2, 3)),
+    "reasoning_parser": Elsewhere("the text comes as the model writes it", (None, "")),
+    "tool_call_parser": Elsewhere("the text comes as the model writes it", (None, "")),
+    "enable_auto_tool_choice": Elsewhere("the text comes as the model writes it"),
+    "chat_template": Elsewhere("give it to LLM.chat"),
+    "chat_template_content_format": Elsewhere("it is found by trying the template", (None, "auto")),
     "runner": Elsewhere("models generate text", (None, "auto", "generate")),
     "task": Elsewhere("models generate text", (None, "auto", "generate")),
     "convert": Elsewhere("models generate text", (None, "auto", "none")),

@@ -47,3 +47,12 @@ class EngineDead(OctavoError):
     """The engine stopped for good; the message carries the cause."""
 
     status = 503
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """A value as a message shows it: its `repr`, cut at `limit` characters; its type where it has no `repr`."""
+    try:
+        text = repr(value)
+    except Exception:  # integers of many thousand digits, and objects of others
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."

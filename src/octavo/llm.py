@@ -1,7 +1,10 @@
 """The offline API: `LLM(model).generate(prompts, sampling_params)` and `.chat(messages, ...)`."""
 
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -10,10 +13,10 @@ from octavo import log
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.inputs import Group, Prompt, as_list
-from octavo.errors import EngineDead, InvalidRequest
+from octavo.errors import EngineDead, InvalidRequest, shown
 from octavo.text import chat
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import RequestOutput, SamplingParams
+from octavo.types import RequestOutput, RequestOutputKind, SamplingParams
 
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -24,7 +27,8 @@ class LLM:
     """A model loaded in this process.
 
     Keywords are the engine's options (docs/options.md); what users of vLLM type is known. Use it as a
-    context manager, or drop the last reference, to give all memory back.
+    context manager, or drop the last reference, to give all memory back. Threads take turns: a call waits
+    for the one before (`AsyncLLM` runs them together). A forked child must make its own.
 
     Raises:
         ModelNotFound, InvalidConfig, InvalidWeights: the message says what to do.
@@ -33,12 +37,17 @@ class LLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         log.set_up()
+        self._turn = threading.RLock()
+        self._generating = False
+        self._process = os.getpid()
         self._engine: Engine | None = Engine(EngineConfig.from_keywords("LLM", model=model, **options))
 
     @property
     def engine(self) -> Engine:
         if self._engine is None:
             raise EngineDead("This LLM was closed.")
+        if os.getpid() != self._process:  # without the threads that compute, and with shared pages of the KV cache
+            raise EngineDead("This LLM belongs to the process that this one was forked from.", "Make one here.")
         return self._engine
 
     def generate(
@@ -58,6 +67,9 @@ class LLM:
 
         Raises:
             InvalidRequest: names the prompt that can never run; nothing is left queued.
+
+        After any other exception (Ctrl-C, one of the progress bar, a fault in the model) the engine is idle and
+        its prefix cache empty.
         """
         return self._run(as_list(prompts), sampling_params, use_tqdm, priority)
 
@@ -78,20 +90,24 @@ class LLM:
         Raises:
             InvalidRequest: names the conversation that can never run.
         """
-        several = bool(messages) and not isinstance(messages[0], Mapping)
+        several = isinstance(messages, list | tuple) and messages and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
+        variables = chat_template_kwargs or {}
+        if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+            raise InvalidRequest(
+                "chat_template_kwargs must be a dictionary with names as keys.", param="chat_template_kwargs"
+            )
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template": chat_template,
+            "tools": tools,
+            **variables,
+        }
         prompts: list[Prompt] = []
         for place, conversation in enumerate(conversations):
             with _naming("Conversation", place, len(conversations)):
-                text = chat.render(
-                    self.get_tokenizer(),
-                    conversation,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    chat_template=chat_template,
-                    tools=tools,
-                    **(chat_template_kwargs or {}),
-                )
+                text = chat.render(self.get_tokenizer(), conversation, **options)
                 # The template writes the special tokens itself.
                 ids = self.get_tokenizer().encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": ids})
@@ -100,25 +116,40 @@ class LLM:
     def _run(
         self, prompts: list[Prompt], params: Params, use_tqdm: Progress, priority: Sequence[int] | None
     ) -> list[RequestOutput]:
+        with self._turn:
+            if self._generating:
+                raise InvalidRequest("This LLM is generating already, in a call that has to end first.")
+            self._generating = True
+            try:
+                return self._generate(prompts, params, use_tqdm, priority)
+            finally:
+                self._generating = False
+
+    def _generate(
+        self, prompts: list[Prompt], params: Params, use_tqdm: Progress, priority: Sequence[int] | None
+    ) -> list[RequestOutput]:
         engine = self.engine
-        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
+        if isinstance(priority, str) or not isinstance(priority, Sequence | None):
+            raise InvalidRequest(f"priority={shown(priority)} is not allowed: it must be a list.", param="priority")
+        given = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
         priorities = [0] * len(prompts) if priority is None else list(priority)
-        for name, values in (("sampling_params", each), ("priority", priorities)):
+        for name, values in (("sampling_params", given), ("priority", priorities)):
             if len(values) != len(prompts):
                 raise InvalidRequest(f"{name} has {len(values)} items for {len(prompts)} prompts.", param=name)
         # Everything is checked before anything runs, so that one bad prompt leaves nothing behind.
         groups: list[Group] = []
         for place, prompt in enumerate(prompts):
             with _naming("Prompt", place, len(prompts)):
-                groups.append(engine.check(prompt, each[place], priority=priorities[place]))
+                group = engine.check(prompt, given[place], priority=priorities[place])
+            # Nobody sees what comes before the end, and copying a growing list for every token is not free.
+            whole = replace(group.params, output_kind=RequestOutputKind.FINAL_ONLY)
+            groups.append(replace(group, params=whole))
         try:
             for group in groups:
                 engine.add(group)
             finished = self._finish(len(groups), use_tqdm)
-        except BaseException:  # also Ctrl-C: the next call must find an idle engine
-            for group in groups:
-                engine.abort(group.id)
-            engine.drain()
+        except BaseException:  # also Ctrl-C, at any moment: the next call must find an idle engine
+            engine.clear()
             raise
         return [finished[group.id] for group in groups]
 
@@ -163,14 +194,16 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; running requests go on."""
-        self.engine.reset_prefix_cache()
+        with self._turn:
+            self.engine.reset_prefix_cache()
         return True
 
     def close(self) -> None:
         """Give the memory of weights and KV cache back; a second call does nothing."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        with self._turn:
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
 
     def __enter__(self) -> Self:
         return self

@@ -94,7 +94,6 @@ class ModelSpec:
     """
 
     architecture: str
-    model_type: str
     dtype: str
     vocab_size: int
     hidden_size: int
@@ -160,7 +159,6 @@ class ModelSpec:
         scalar = read.number("query_pre_attn_scalar", head_dim)
         return cls(
             architecture=architecture,
-            model_type=family,
             dtype=_dtype(read),
             vocab_size=read.positive("vocab_size"),
             hidden_size=hidden,

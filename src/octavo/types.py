@@ -2,12 +2,13 @@
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from numbers import Integral, Real
 from typing import Any
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, shown
 from octavo.known import Elsewhere, knows
 
 logger = logging.getLogger("octavo")
@@ -16,6 +17,15 @@ GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 0.01
 INT64_MAX = 2**63 - 1
 MAX_N = 16384
+MAX_REPETITION_PENALTY = 1e6  # above it, or below its inverse, float32 logits may become infinite
+FLAGS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "skip_reading_prefix_cache",
+)
 
 
 class FinishReason(StrEnum):
@@ -121,7 +131,9 @@ class SamplingParams:
             min_p=_number("min_p", self.min_p, 0.0, 1.0),
             presence_penalty=_number("presence_penalty", self.presence_penalty, -2.0, 2.0),
             frequency_penalty=_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
-            repetition_penalty=_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above_low=True),
+            repetition_penalty=_number(
+                "repetition_penalty", self.repetition_penalty, 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+            ),
             min_tokens=_integer("min_tokens", self.min_tokens, 0),
         )
         if self.seed is not None:
@@ -129,63 +141,75 @@ class SamplingParams:
             self._set(seed=None if seed == -1 else seed)
         if self.max_tokens is not None:
             self._set(max_tokens=_integer("max_tokens", self.max_tokens, 1))
-            if self.min_tokens > (self.max_tokens or 0):
+            if self.min_tokens > self.max_tokens:
                 raise _refuse("min_tokens", self.min_tokens, f"0 to max_tokens={self.max_tokens}")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if isinstance(value, bool):
                 value = 1 if value else None
             self._set(**{name: value if value is None else _integer(name, value, -1)})
+        if self.skip_reading_prefix_cache is None:  # as vLLM writes False
+            self._set(skip_reading_prefix_cache=False)
+        for name in FLAGS:
+            if not isinstance(value := getattr(self, name), bool):
+                raise _refuse(name, value, "True or False")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise _refuse("output_kind", self.output_kind, "a RequestOutputKind")
 
     def _check_lists(self) -> None:
         for name in ("stop", "bad_words"):
             value = getattr(self, name)
-            words = (value,) if isinstance(value, str) else tuple(value or ())
+            allowed = "a non-empty string or a list of them"
+            words = (value,) if isinstance(value, str) else _items(name, value, allowed)
             if not all(isinstance(word, str) and word for word in words):
-                raise _refuse(name, value, "a non-empty string or a list of them")
+                raise _refuse(name, value, allowed)
             self._set(**{name: words})
         if self.stop and not self.detokenize:
             raise _refuse("stop", self.stop, "none with detokenize=False (stop strings are looked for in the text)")
-        self._set(stop_token_ids=_token_ids("stop_token_ids", self.stop_token_ids or ()))
+        self._set(stop_token_ids=_token_ids("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
-            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
-            if not allowed:
+            ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not ids:
                 raise _refuse("allowed_token_ids", [], "None or at least one token id")
-            self._set(allowed_token_ids=allowed)
+            self._set(allowed_token_ids=ids)
         if self.logit_bias is not None:
             self._set(logit_bias=_logit_bias(self.logit_bias))
 
 
 def _refuse(name: str, value: object, allowed: str) -> InvalidRequest:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return InvalidRequest(f"{name}={shown} is not allowed: it must be {allowed}.", param=name)
+    return InvalidRequest(f"{name}={shown(value)} is not allowed: it must be {allowed}.", param=name)
 
 
 def _number(name: str, value: object, low: float, high: float, above_low: bool = False) -> float:
+    start = "" if math.isinf(low) else f" {'above' if above_low else 'from'} {low:g}"
     end = "" if math.isinf(high) else f" to {high:g}"
-    allowed = f"a finite number {'above' if above_low else 'from'} {low:g}{end}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    allowed = f"a finite number{start}{end}"
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise _refuse(name, value, allowed)
-    number = float(value) if abs(value) < 1e300 else math.inf
+    number = float(value) if -1e300 < value < 1e300 else math.inf
     if not math.isfinite(number) or not low <= number <= high or (above_low and number == low):
         raise _refuse(name, value, allowed)
     return number
 
 
 def _integer(name: str, value: object, low: int, high: int = INT64_MAX) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         end = f" to {high}" if high < INT64_MAX else ""
         raise _refuse(name, value, f"an integer from {low}{end}")
-    return value
+    return int(value)
 
 
-def _token_ids(name: str, values: Iterable[object]) -> tuple[int, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise _refuse(name, values, "a list of token ids")
-    return tuple(dict.fromkeys(_integer(name, value, 0) for value in values))
+def _items(name: str, values: object, allowed: str) -> tuple[Any, ...]:
+    """None is an empty list; text, bytes and dictionaries are no lists, though they can be walked through."""
+    if values is None:
+        return ()
+    if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Iterable):
+        raise _refuse(name, values, allowed)
+    return tuple(values)
+
+
+def _token_ids(name: str, values: object) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_integer(name, value, 0) for value in _items(name, values, "a list of token ids")))
 
 
 def _logit_bias(bias: object) -> dict[int, float]:
@@ -193,7 +217,7 @@ def _logit_bias(bias: object) -> dict[int, float]:
         raise _refuse("logit_bias", bias, "a dictionary from token ids to numbers")
     result = {}
     for key, value in bias.items():
-        if isinstance(key, str) and key.isascii() and key.isdigit():
+        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20:
             key = int(key)
         token = _integer("logit_bias", key, 0)
         number = _number("logit_bias", value, -math.inf, math.inf)

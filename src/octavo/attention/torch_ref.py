@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from octavo.attention.base import Cache
 from octavo.batch import Batch
 from octavo.model_spec import ModelSpec
 
 GROUP_BYTES = 4 << 20  # of K, of V, and of scores that a group may fill: about what a core's caches keep
+FEW_KEYS = 1024  # of all heads: up to here one fused call costs less than three plain ones
 PIECE_ROWS = 128  # of a long chunk, attended to at once: few enough to skip most of what lies after them
 
 
@@ -171,6 +173,9 @@ class TorchAttention:
         if num_rows > 1:  # heads first: [S, heads, R, head_dim]
             rows = query.view(sequences, num_rows, self.num_heads, -1).transpose(1, 2)
         rows = rows.reshape(keys.shape[0], -1, self.head_dim)
+        if num_rows == 1 and softcap is None and keys.shape[0] * keys.shape[1] <= FEW_KEYS:
+            rows, keys, values = (side.view(sequences, -1, *side.shape[1:]) for side in (rows, keys, values))
+            return scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale).view(query.shape)
         ignored = rows[:1, :1, :1]  # with beta=0
         scores = torch.baddbmm(ignored, rows, keys.transpose(1, 2), beta=0, alpha=scale / (softcap or 1.0))
         if softcap is not None:

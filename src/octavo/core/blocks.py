@@ -138,6 +138,12 @@ class BlockPool:
         for tell in self.subscribers:
             tell(CacheReset())
 
+    def clear(self) -> None:
+        """Take every block back, whoever has it, and forget all content."""
+        self.reset_cache()
+        self._refs = [0] * self.num_blocks
+        self._empty = list(range(self.num_blocks - 1, 0, -1))
+
     def check(self) -> None:
         """Raise RuntimeError, naming what is wrong, unless the books balance."""
         free = [*self._empty, *self._cached]

@@ -13,6 +13,18 @@ def kv_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * element_bytes
 
 
+def num_parameters(spec: ModelSpec) -> int:
+    """Weights of the linear layers and embeddings; norms and biases are left out, a thousandth of them."""
+    hidden, heads = spec.hidden_size, spec.num_heads * spec.head_dim
+    attention = 2 * hidden * (heads + spec.num_kv_heads * spec.head_dim)
+    moe = spec.moe
+    sparse = len(moe.layers) if moe else 0
+    experts = sparse * moe.num_experts * hidden * (3 * moe.intermediate_size + 1) if moe else 0
+    dense = (spec.num_layers - sparse) * 3 * hidden * spec.intermediate_size
+    tables = (1 if spec.tie_word_embeddings else 2) * spec.vocab_size * hidden
+    return spec.num_layers * attention + dense + experts + tables
+
+
 @dataclass(frozen=True, slots=True)
 class CacheSize:
     """`num_blocks` counts block 0, which belongs to nobody; `max_model_len` is what one sequence may reach."""

@@ -53,6 +53,7 @@ class Scheduler:
     ) -> None:
         _check_limits(pool, max_num_seqs, max_num_batched_tokens, max_model_len, num_scheduler_steps, policy)
         self.pool = pool
+        self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.num_scheduler_steps = num_scheduler_steps
@@ -110,6 +111,22 @@ class Scheduler:
             return False
         self._finish(seq, reason)
         return True
+
+    def clear(self) -> None:
+        """Drop all requests, steps in flight and cached blocks: for when a plan, a step or a commit broke off.
+
+        Such a break can leave any of the books half written, so all are begun again.
+        """
+        seqs = list(self._live.values())
+        for queue in (self._live, self._waiting, self._running, self._in_flight):
+            queue.clear()
+        self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
+        self.pool.clear()
+        if self.subscribers:
+            for seq in seqs:
+                if seq.blocks:
+                    self._tell(Freed(seq.request.id, tuple(seq.blocks)))
+                self._tell(Finished(seq.request.id, FinishReason.ABORT, seq.num_prompt_tokens, seq.num_generated))
 
     def plan(self) -> Step | None:
         """The next step, or None when there is nothing to launch before something is committed or added."""

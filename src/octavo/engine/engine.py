@@ -14,9 +14,10 @@ from octavo.types import RequestOutput, SamplingParams
 
 
 class Engine:
-    """Not thread-safe: one thread calls `add`, `step` and `abort`."""
+    """Not thread-safe: one thread calls `add`, `step` and `abort`. An exception out of `step` asks for `clear`."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self.closed = False
         parts = start.start(config)
         self.config = config
         self.spec = parts.spec
@@ -27,7 +28,7 @@ class Engine:
         self.scheduler = Scheduler(
             parts.pool,
             max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens or start.CPU_BATCHED_TOKENS,
+            max_num_batched_tokens=parts.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             num_scheduler_steps=config.scheduler.num_scheduler_steps,
             policy=config.scheduler.scheduling_policy,
@@ -96,11 +97,19 @@ class Engine:
         while self.loop.has_work:
             self.step()
 
+    def clear(self) -> None:
+        """Drop every request and all cached blocks; afterwards the engine is as it was after its start."""
+        self.outputs.clear()
+        self.loop.clear()
+
     def reset_prefix_cache(self) -> None:
         self.scheduler.pool.reset_cache()
 
     def close(self) -> None:
-        self.loop.executor.close()
+        """Give the device's memory back; a second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self.loop.executor.close()
 
     def __enter__(self) -> Self:
         return self

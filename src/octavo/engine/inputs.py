@@ -1,19 +1,22 @@
 """Validates and tokenizes what a user sends, once, for every entry point."""
 
+import contextlib
 import dataclasses
 import itertools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, shown
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import Request, SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 MAX_SALT = 128
+NO_LISTS = (bytes, bytearray, memoryview, set, frozenset, Mapping)  # can be walked through, and are no token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,8 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several: a flat list of integers is one prompt, any other list is several."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise InvalidRequest(f"A prompt is a string, token ids or a dictionary, not {type(prompts).__name__}.")
-    items: list[Any] = list(prompts)
-    return [items] if items and all(isinstance(item, int) for item in items) else items
+    items = _walk("A prompt is a string, token ids or a dictionary", prompts)
+    return [items] if items and all(isinstance(item, Integral) for item in items) else items
 
 
 def parse(prompt: Prompt) -> Parsed:
@@ -55,16 +56,21 @@ def parse(prompt: Prompt) -> Parsed:
         return Parsed(prompt, None)
     if isinstance(prompt, Mapping):
         return _parse_mapping(prompt)
-    if isinstance(prompt, Iterable):
-        return Parsed(None, _ids(prompt))
-    raise InvalidRequest(f"A prompt is a string, token ids or a dictionary, not {type(prompt).__name__}.")
+    return Parsed(None, _ids(_walk("A prompt is a string, token ids or a dictionary", prompt)))
+
+
+def _walk(allowed: str, values: object) -> list[Any]:
+    if isinstance(values, Iterable) and not isinstance(values, NO_LISTS):
+        with contextlib.suppress(TypeError):  # of an array without dimensions
+            return list(values)
+    raise InvalidRequest(f"{allowed}, not {type(values).__name__}.", param="prompt")
 
 
 def _parse_mapping(prompt: Mapping[str, Any]) -> Parsed:
     unknown = {k for k, v in prompt.items() if v is not None} - {"prompt", "prompt_token_ids", "cache_salt"}
     if unknown:
         raise InvalidRequest(
-            f"Prompt keys {sorted(unknown)} are not supported: prompt, prompt_token_ids and cache_salt are.",
+            f"Prompt keys {shown([*unknown])} are not supported: prompt, prompt_token_ids and cache_salt are.",
             param="prompt",
         )
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
@@ -73,20 +79,19 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> Parsed:
     if text is None and ids is None:
         raise InvalidRequest("A prompt dictionary needs the key prompt or prompt_token_ids.", param="prompt")
     if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT):
-        shown = f"of {len(salt)} characters" if isinstance(salt, str) else f"of type {type(salt).__name__}"
-        raise InvalidRequest(f"cache_salt {shown} is not allowed: it must have 1 to {MAX_SALT}.", param="cache_salt")
-    return Parsed(text, None if ids is None else _ids(ids), salt or "")
+        what = f"of {len(salt)} characters" if isinstance(salt, str) else f"of type {type(salt).__name__}"
+        raise InvalidRequest(f"cache_salt {what} is not allowed: it must have 1 to {MAX_SALT}.", param="cache_salt")
+    return Parsed(text, None if ids is None else _ids(_walk("prompt_token_ids is a list of integers", ids)), salt or "")
 
 
-def _ids(values: Iterable[Any]) -> tuple[int, ...]:
-    ids = tuple(values)
-    for place, value in enumerate(ids):
-        if isinstance(value, bool) or not isinstance(value, int):
+def _ids(values: list[Any]) -> tuple[int, ...]:
+    for place, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise InvalidRequest(
-                f"Token ids are integers; item {place} is {value!r} of type {type(value).__name__}.",
+                f"Token ids are integers; item {place} is {shown(value)} of type {type(value).__name__}.",
                 param="prompt_token_ids",
             )
-    return ids
+    return tuple(map(int, values))
 
 
 class Inputs:
@@ -120,25 +125,29 @@ class Inputs:
             InvalidRequest: it can never run; the message names value and limit.
         """
         parsed = parse(prompt)
-        params = self.default_params if params is None else params
-        if not isinstance(params, SamplingParams):
+        if params is not None and not isinstance(params, SamplingParams):
             raise InvalidRequest(f"sampling_params must be SamplingParams, not {type(params).__name__}.")
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidRequest(f"priority={priority!r} is not allowed: it must be an integer.", param="priority")
+            raise InvalidRequest(f"priority={shown(priority)} is not allowed: it must be an integer.", param="priority")
+        if request_id is not None and not (isinstance(request_id, str) and request_id):
+            raise InvalidRequest(
+                f"request_id={shown(request_id)} is not allowed: it must be a non-empty string.", param="request_id"
+            )
         ids = self._token_ids(parsed)
-        params = self._check_params(params, len(ids))
+        params = self._check_params(self._default_params(len(ids)) if params is None else params, len(ids))
         number = next(self._ids)
         name = str(number) if request_id is None else request_id
         # What runs inside is named by a number of our own, so that two users may send the same request id.
         inner = f"{name}#{number}"
         first_seed = self._random.getrandbits(63) if params.seed is None else params.seed
+        bad_words = self._bad_words(params)
         requests = tuple(
             Request(
                 id=f"{inner}.{index}",
                 prompt_token_ids=ids,
                 params=params,
                 eos_token_ids=self.eos_token_ids,
-                bad_words=self._bad_words(params),
+                bad_words=bad_words,
                 seed=(first_seed + index) % 2**63,  # the largest seed is followed by 0
                 priority=priority,
                 # Without prefix caching each request has a cache of its own, which only its n samples share.
@@ -169,10 +178,15 @@ class Inputs:
         if low < 0 or high >= self.vocab_size:
             bad = low if low < 0 else high
             raise InvalidRequest(
-                f"Token id {bad} is outside the vocabulary: ids are 0 to {self.vocab_size - 1}.",
+                f"Token id {shown(bad)} is outside the vocabulary: ids are 0 to {self.vocab_size - 1}.",
                 param="prompt_token_ids",
             )
         return ids
+
+    def _default_params(self, prompt_len: int) -> SamplingParams:
+        """The model's own, whose max_tokens nobody asked for: it gives way to the context."""
+        params, room = self.default_params, self.max_model_len - prompt_len
+        return params if (params.max_tokens or 0) <= room else dataclasses.replace(params, max_tokens=room)
 
     def _check_params(self, params: SamplingParams, prompt_len: int) -> SamplingParams:
         room = self.max_model_len - prompt_len
@@ -217,6 +231,6 @@ class Inputs:
         for word in params.bad_words:
             for text in (word, " " + word.lstrip()):
                 ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
-                if ids:
+                if 0 < len(ids) <= (params.max_tokens or 0):  # a longer one cannot come about
                     sequences[ids] = None
         return tuple(sequences)

@@ -43,6 +43,11 @@ class Loop:
                 changed += self._commit()
         return changed
 
+    def clear(self) -> None:
+        """Drop everything; what the device still computes for it is not looked at."""
+        self.in_flight.clear()
+        self.scheduler.clear()
+
     def _commit(self) -> list[Delta]:
         step, result = self.in_flight.popleft()
         return self.scheduler.commit(step, result())

@@ -37,6 +37,10 @@ class Outputs:
         for request, sample in zip(group.requests, answer.samples, strict=True):
             self._samples[request.id] = (answer, sample)
 
+    def clear(self) -> None:
+        self._samples.clear()
+        self._answers.clear()
+
     def is_live(self, group_id: str) -> bool:
         return group_id in self._answers
 

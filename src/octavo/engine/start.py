@@ -12,14 +12,13 @@ from octavo.engine.loop import Executor
 from octavo.executor.inline import Inline
 from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles, find_model
-from octavo.model_spec import ModelSpec
+from octavo.model_spec import ModelSpec, architecture_of
+from octavo.registry import check_architecture
 from octavo.text.tokenizer import Tokenizer, eos_token_ids, read_json
 from octavo.types import SamplingParams
-from octavo.worker.start import start_runner
+from octavo.worker.start import batched_tokens, choose_device, start_runner
 
 logger = logging.getLogger("octavo")
-
-CPU_BATCHED_TOKENS = 4096
 
 
 @dataclass(slots=True)
@@ -29,6 +28,7 @@ class Parts:
     executor: Executor
     pool: BlockPool
     cache_size: CacheSize
+    max_num_batched_tokens: int
     eos_token_ids: frozenset[int]
     default_params: SamplingParams
     phases: dict[str, float] = field(default_factory=dict)  # seconds of each phase of the start
@@ -50,6 +50,7 @@ def start(config: EngineConfig) -> Parts:
     )
     gguf = GGUFFile(files.gguf) if files.gguf else None
     hf_config = gguf.hf_config() if gguf else read_json(files.folder / "config.json")
+    check_architecture(architecture_of(hf_config))
     spec = ModelSpec.from_config(hf_config)
     tokenizer = _tokenizer(config, files)
     seconds["prepare"] = time.perf_counter() - begin
@@ -61,6 +62,7 @@ def start(config: EngineConfig) -> Parts:
         executor=Inline(runner),
         pool=BlockPool(size.num_blocks, size.block_size),
         cache_size=size,
+        max_num_batched_tokens=batched_tokens(config, choose_device(config)),
         eos_token_ids=eos_token_ids(hf_config, generation, tokenizer),
         default_params=SamplingParams() if config.model.generation_config == "vllm" else default_params(generation),
         phases=seconds,

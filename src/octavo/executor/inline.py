@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from octavo.core.step import Step, StepResult
-from octavo.worker.runner import Runner
+from octavo.worker.base import Runner
 
 
 class Inline:
-    """Runs a step in the calling thread; the result is there when `sample` returns."""
+    """Drives a runner from the calling thread."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -16,8 +16,8 @@ class Inline:
         self.runner.launch(step)
 
     def sample(self) -> Callable[[], StepResult]:
-        result = self.runner.sample()
-        return lambda: result
+        return self.runner.sample()
 
     def close(self) -> None:
+        self.runner.close()
         del self.runner

@@ -13,7 +13,7 @@ GEMMA3_27B_LAYERS = 62  # the one size whose attention is scaled by hidden_size 
 
 # llama.cpp looks for these when a file does not say which token ends a turn
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
-CONTROL = 3
+CONTROL = 3  # a value of tokenizer.ggml.token_type
 
 _ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),

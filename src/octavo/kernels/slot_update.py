@@ -66,17 +66,19 @@ class Changes:
     def write(self, name: str, slot: int, values: Values, start: int = 0) -> None:
         """Let row `slot` of a table hold `values` from column `start` on.
 
-        A later write at the same place replaces an earlier one; runs that overlap otherwise land in any order.
+        In a table of one dimension more values go on to the slots behind. A later write at the same place replaces an
+        earlier one; runs that overlap otherwise land in any order.
 
         Raises:
             InvalidConfig: a place outside the table.
         """
         field = self.tables.fields[name]
         words = np.atleast_1d(np.asarray(values, dtype=_HOST_TYPES[field.dtype]))
-        if not 0 <= slot < self.tables.num_slots or start < 0 or start + len(words) > max(field.width, 1):
+        width = field.width or self.tables.num_slots - slot
+        if not 0 <= slot < self.tables.num_slots or start < 0 or start + len(words) > width:
             raise InvalidConfig(
                 f"{name}[{slot}, {start}:{start + len(words)}] is outside of {self.tables.num_slots} slots of "
-                f"{max(field.width, 1)} values."
+                f"{width} values."
             )
         self.runs[name, slot, start] = words.view(np.int32)
 

@@ -49,9 +49,9 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Turn the first `dim` of each head's dimensions; x [T, heads, head_dim]."""
     cos, sin = rotation
     dim = cos.shape[-1]
-    turned = x[..., :dim]
-    result = torch.addcmul(turned * cos, turned.roll(dim // 2, -1), sin)
-    return result if dim == x.shape[-1] else torch.cat([result, x[..., dim:]], -1)
+    if dim < x.shape[-1]:
+        return torch.cat([rotate(x[..., :dim], rotation), x[..., dim:]], -1)
+    return torch.addcmul(x * cos, x.roll(dim // 2, -1), sin)
 
 
 def inverse_frequencies(spec: RopeSpec, max_model_len: int) -> Tensor:

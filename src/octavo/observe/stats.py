@@ -1,8 +1,8 @@
-"""Counts folded from the scheduler's events: tokens, KV blocks, preemptions."""
+"""Counts folded from the scheduler's events: tokens and KV blocks."""
 
 from dataclasses import dataclass, field
 
-from octavo.core.events import Admitted, Committed, Event, Evicted, Finished, Freed, Planned, Preempted
+from octavo.core.events import Admitted, Committed, Event, Finished, Freed, Planned
 
 
 @dataclass(slots=True)
@@ -14,18 +14,12 @@ class Stats:
     """
 
     block_size: int
-    num_steps: int = 0
-    num_computed_tokens: int = 0
     num_generated_tokens: int = 0
     num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_finished: int = 0
-    num_preemptions: int = 0
     most_running: int = 0
     blocks_used: int = 0
     blocks_hit: int = 0
     blocks_freed: int = 0
-    blocks_evicted: int = 0
     peak_blocks: int = 0
     held: dict[int, int] = field(default_factory=dict)  # references by block
 
@@ -35,11 +29,8 @@ class Stats:
                 hit = event.num_cached_tokens // self.block_size
                 self.blocks_hit += hit
                 self.blocks_used += len(event.blocks) - hit
-                self.num_cached_tokens += event.num_cached_tokens
                 self._hold(event.blocks)
             case Planned():
-                self.num_steps += 1
-                self.num_computed_tokens += event.step.num_tokens
                 self.most_running = max(self.most_running, len(event.step.chunks))
                 for chunk in event.step.chunks:
                     self.blocks_used += len(chunk.new_blocks)
@@ -49,12 +40,7 @@ class Stats:
             case Freed():
                 self.blocks_freed += len(event.blocks)
                 self._drop(event.blocks)
-            case Preempted():
-                self.num_preemptions += 1
-            case Evicted():
-                self.blocks_evicted += len(event.blocks)
             case Finished():
-                self.num_finished += 1
                 self.num_prompt_tokens += event.num_prompt_tokens
             case _:
                 pass

@@ -30,12 +30,12 @@ class Packed(Dense):
         del layer.weight
 
     def apply(self, layer: LinearLayer, x: Tensor) -> Tensor:
-        rows = len(x)
+        rows = x.shape[0]
         padded = rounded(rows)
         if padded > rows:
             x = functional.pad(x, (0, 0, 0, padded - rows))
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.packed, layer.bias, "none", [], "")
-        return out[:rows]
+        return out[:rows] if padded > rows else out
 
 
 def rounded(rows: int) -> int:
@@ -43,5 +43,7 @@ def rounded(rows: int) -> int:
 
     oneDNN makes a kernel for every number of rows it meets, which takes milliseconds and memory that stays.
     """
-    step = 1 << max(0, (rows - 1).bit_length() - 4)
-    return rows if rows <= 64 else -(-rows // step) * step
+    if rows <= 64:
+        return rows
+    step = 1 << ((rows - 1).bit_length() - 4)
+    return -(-rows // step) * step

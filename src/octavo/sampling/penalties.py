@@ -21,7 +21,6 @@ class Penalties(LogitsProcessor):
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
-        self.device = device
         self.lengths: dict[int, int] = {}  # by slot: how many entries of its row below are filled
         self.tokens = torch.zeros(num_slots, 0, dtype=torch.int64, device=device)
         self.counts = torch.zeros(num_slots, 0, dtype=torch.int32, device=device)

@@ -98,7 +98,8 @@ class Sampler:
         self._draw(logits, rows, positions, tokens)
         failed = ~(peaks.isfinite() & best.isfinite())
         tokens.masked_fill_(failed, 0)
-        faults = {row: _fault(float(peaks[row]), int(positions[row])) for row in failed.nonzero()[:, 0].tolist()}
+        rows_failed = failed.nonzero()[:, 0].tolist()
+        faults = {row: describe_fault(float(peaks[row]), int(positions[row])) for row in rows_failed}
         for processor in self.processors:
             processor.accept(rows, tokens)
         if not asked:
@@ -140,7 +141,7 @@ class Sampler:
         return found
 
 
-def _fault(peak: float, position: int) -> str:
+def describe_fault(peak: float, position: int) -> str:
     if math.isnan(peak):
         return f"The model's logits at position {position} are not numbers (NaN)."
     if peak == math.inf:

@@ -43,6 +43,9 @@ def render(
     Raises:
         InvalidRequest: a message that is malformed or that the template refuses, or no template.
     """
+    for name, value in (("tools", tools), ("documents", documents)):
+        if value is not None and not (isinstance(value, list | tuple) and all(isinstance(v, Mapping) for v in value)):
+            raise _refuse(name, "must be a list of objects")
     if continue_final_message and add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message=True and add_generation_prompt=True contradict each other.",
@@ -98,6 +101,8 @@ class _Template:
             raise InvalidRequest(
                 f"The chat template is not valid Jinja: {error.message} (line {error.lineno}).", param="chat_template"
             ) from None
+        except Exception as error:  # nested deeper than a compiler can go
+            raise InvalidRequest(f"The chat template cannot be compiled: {error}.", param="chat_template") from None
         plain, listed = self._probe(PROBE), self._probe([{"type": "text", "text": PROBE}])
         self.takes_strings = PROBE in plain or PROBE not in listed
         self.takes_parts = PROBE in listed and (plain == listed or not self.takes_strings)
@@ -141,6 +146,8 @@ def _compile(source: str) -> _Template:
 def _choose(tokenizer: Tokenizer, chat_template: str | None, tools: object) -> str:
     named = tokenizer.chat_templates
     if chat_template is not None:
+        if not isinstance(chat_template, str):
+            raise _refuse("chat_template", f"must be a string, not {type(chat_template).__name__}")
         return named.get(chat_template, chat_template)
     if tools and "tool_use" in named:
         return named["tool_use"]
@@ -197,7 +204,7 @@ def _part_text(where: str, part: object) -> str:
     if not isinstance(part, Mapping):
         raise _refuse(where, f"must be an object with type and text, not {type(part).__name__}")
     kind = part.get("type")
-    if kind not in TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise _refuse(f"{where}.type", f"must be 'text', not {kind!r}: only text is read")
     text = part.get(TEXT_PARTS[kind])
     if not isinstance(text, str):
@@ -214,7 +221,7 @@ def _tool_call(where: str, call: object) -> dict[str, Any]:
         return dict(call)
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refuse(f"{where}.function.arguments", f"must be JSON ({error})") from None
     return {**call, "function": {**function, "arguments": arguments}}
 

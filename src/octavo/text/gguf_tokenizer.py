@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from octavo.errors import InvalidWeights
+from octavo.formats.gguf_config import CONTROL
 
 logger = logging.getLogger("octavo")
 
-# tokenizer.ggml.token_type
-CONTROL, USER_DEFINED = 3, 4
+USER_DEFINED = 4  # a value of tokenizer.ggml.token_type
 
 SPACE = "▁"  # how SentencePiece writes a space
 

@@ -258,7 +258,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"{path} cannot be read: {error}.") from None
     if not isinstance(value, dict):
         raise InvalidConfig(f"{path} must hold a JSON object, not {type(value).__name__}.")

@@ -59,7 +59,7 @@ def _indexed(folder: Path) -> Shards:
     try:
         file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(file_of.values()))
-    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise InvalidWeights(f"{index} is not an index of safetensors files: {error!r}.") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:

@@ -1,5 +1,7 @@
 """Runs steps on one device: slots, forward pass, sampling, and the tokens written back into the slots."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from octavo.worker.slots import Slots
 PROMPT_LOGPROB_ROWS = 128  # rows of logits at a time: 128 * 150k * 4 bytes = 77 MB
 
 
-class Runner:
+class CPURunner:
     """`launch` computes hidden states, `sample` turns them into tokens; always called in turn."""
 
     def __init__(
@@ -56,8 +58,15 @@ class Runner:
             self.batch.plans[window] = self.backend.plan(self.batch, window)
         self.hidden = self.model(self.batch)
 
+    def sample(self) -> Callable[[], StepResult]:
+        result = self._result()
+        return lambda: result
+
+    def close(self) -> None:
+        self.caches.clear()
+
     @torch.inference_mode()
-    def sample(self) -> StepResult:
+    def _result(self) -> StepResult:
         chunks = self.step.chunks
         result = StepResult(tokens=[[] for _ in chunks], logprobs=[[] for _ in chunks])
         self._prompt_logprobs(result)

@@ -1,9 +1,7 @@
-"""From files to a runner that is ready: threads, weights, KV cache, backend; each phase is timed and logged."""
+"""From files to a runner that is ready, on the device that the configuration names; each phase is timed and logged."""
 
+import importlib
 import logging
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -13,24 +11,32 @@ from octavo.core.memory import GIB, CacheSize, size_cache
 from octavo.errors import InvalidConfig
 from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles
-from octavo.layers.decoder import CausalLM
 from octavo.model_spec import ModelSpec
-from octavo.weights.dummy import dummy_tensors
-from octavo.weights.gguf import gguf_tensors
-from octavo.weights.safetensors import safetensors_tensors
 from octavo.worker import machine
-from octavo.worker.build import build_model
-from octavo.worker.runner import Runner
+from octavo.worker.base import Runner
+from octavo.worker.load import load_model, phase
+from octavo.worker.runner import CPURunner
 
 logger = logging.getLogger("octavo")
 
+BATCHED_TOKENS = {"cpu": 4096, "cuda": 16384}  # of a step, where the configuration does not say
 
-@contextmanager
-def phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Time a phase of the start."""
-    begin = time.perf_counter()
-    yield
-    seconds[name] = time.perf_counter() - begin
+
+def choose_device(config: EngineConfig) -> torch.device:
+    """What computes.
+
+    Raises:
+        InvalidConfig: a GPU is asked for, and torch finds none.
+    """
+    wanted, available = config.device.device, torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        why = "" if torch.version.cuda else " (this build of torch is for CPUs only)"
+        raise InvalidConfig(f"device=cuda: torch finds no NVIDIA GPU{why}.", "Leave device at auto, or see nvidia-smi.")
+    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def batched_tokens(config: EngineConfig, device: torch.device) -> int:
+    return config.scheduler.max_num_batched_tokens or BATCHED_TOKENS[device.type]
 
 
 def start_runner(
@@ -42,24 +48,15 @@ def start_runner(
         InvalidConfig: what was asked for does not fit; the message has the numbers.
         InvalidWeights: a damaged or incomplete checkpoint.
     """
-    torch.set_num_threads(config.device.num_threads or machine.physical_cores())
-    dtype = machine.choose_dtype(config.model.dtype, None if gguf else spec.dtype)
-    size = _cache_size(config, spec, dtype)  # before the weights: what cannot fit is refused at once
-    spec = spec.with_max_model_len(size.max_model_len)
-    before = machine.resident_memory()
-    with phase("load", seconds):
-        model = _load(config, files, spec, gguf, dtype)
-    gib = (machine.resident_memory() - before) / GIB
-    logger.info("Model loading took %.2f GiB memory and %.2f seconds", gib, seconds["load"])
-    with phase("cache", seconds):
-        runner = Runner(
-            model,
-            TorchAttention(model.spec, size.block_size),
-            size,
-            dtype,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            logprobs_mode=config.model.logprobs_mode,
-        )
+    device = choose_device(config)
+    if device.type == "cuda":
+        # Only here, and not at the top: it needs Triton, which a CPU installation lacks.
+        cuda = importlib.import_module("octavo.worker.cuda.start")
+        tokens = batched_tokens(config, device)
+        found: tuple[Runner, CacheSize] = cuda.start_runner(config, files, spec, gguf, seconds, device, tokens)
+    else:
+        found = _start_cpu(config, files, spec, gguf, seconds)
+    size = found[1]
     logger.info(
         "KV cache size: %s tokens (%.2f GiB, %s blocks of %d), maximum concurrency for %s tokens per request: %.2fx",
         f"{size.num_tokens:,}",
@@ -69,29 +66,44 @@ def start_runner(
         f"{size.max_model_len:,}",
         size.concurrency,
     )
+    return found
+
+
+def _start_cpu(
+    config: EngineConfig, files: ModelFiles, spec: ModelSpec, gguf: GGUFFile | None, seconds: dict[str, float]
+) -> tuple[Runner, CacheSize]:
+    torch.set_num_threads(config.device.num_threads or machine.physical_cores())
+    dtype = machine.choose_dtype(config.model.dtype, None if gguf else spec.dtype)
+    size = _cpu_cache_size(config, spec, dtype)  # before the weights: what cannot fit is refused at once
+    spec = spec.with_max_model_len(size.max_model_len)
+    before = machine.resident_memory()
+    with phase("load", seconds):
+        model = load_model(config, files, spec, gguf, dtype, torch.device("cpu"))
+    gib = (machine.resident_memory() - before) / GIB
+    logger.info("Model loading took %.2f GiB memory and %.2f seconds", gib, seconds["load"])
+    with phase("cache", seconds):
+        runner = CPURunner(
+            model,
+            TorchAttention(model.spec, size.block_size),
+            size,
+            dtype,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            logprobs_mode=config.model.logprobs_mode,
+        )
     return runner, size
 
 
-def _cache_size(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> CacheSize:
+def _cpu_cache_size(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> CacheSize:
     given = parse_bytes("kv_cache_memory_bytes", config.cache.kv_cache_memory_bytes)
+    available = machine.cpu_cache_bytes() if given is None else given
+    if config.cache.num_gpu_blocks_override is None:
+        why = "kv_cache_memory_bytes" if given else "the lesser of 4 GiB and 40 % of the memory available"
+        logger.info("Available KV cache memory: %.2f GiB (%s)", available / GIB, why)
     return size_cache(
         spec,
         element_bytes=dtype.itemsize,
         block_size=config.cache.block_size,
         wanted_len=parse_length(config.model.max_model_len),
-        available_bytes=machine.cpu_cache_bytes() if given is None else given,
+        available_bytes=available,
         num_blocks=config.cache.num_gpu_blocks_override,
     )
-
-
-def _load(
-    config: EngineConfig, files: ModelFiles, spec: ModelSpec, gguf: GGUFFile | None, dtype: torch.dtype
-) -> CausalLM:
-    wanted, device = config.model.load_format, torch.device("cpu")
-    if wanted == "dummy":
-        return build_model(spec, dtype, device, dummy_tensors(spec, dtype, config.model.seed))
-    if wanted != "auto" and (wanted == "gguf") != (gguf is not None):
-        found = files.gguf.name if files.gguf else files.folder.name
-        raise InvalidConfig(f"load_format={wanted} does not fit {found}.", "Leave load_format at auto.")
-    tensors = gguf_tensors(gguf, dtype) if gguf is not None else safetensors_tensors(files.folder)
-    return build_model(spec, dtype, device, tensors)

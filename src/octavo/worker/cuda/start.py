@@ -1,0 +1,180 @@
+"""Start on a GPU: weights, kernels, the memory of the largest step, a cache of what is left, captured graphs."""
+
+import logging
+
+import torch
+
+from octavo.attention.triton import TritonAttention
+from octavo.config import EngineConfig, parse_bytes, parse_length
+from octavo.core.memory import GIB, CacheSize, num_parameters, size_cache
+from octavo.errors import InvalidConfig
+from octavo.formats.gguf import GGUFFile
+from octavo.hub import ModelFiles
+from octavo.model_spec import ModelSpec
+from octavo.worker.cuda import warm
+from octavo.worker.cuda.runner import Runner
+from octavo.worker.load import load_model, phase
+
+logger = logging.getLogger("octavo")
+
+OLDEST = (8, 0)  # compute capability that the kernels are compiled and tested for
+CONTEXT_BYTES = 600 << 20  # the driver's share of this process, which torch does not count
+GRAPH_BYTES = 5 << 20  # of a captured graph, beside its activations: measured afterwards and printed
+SPARE_BYTES = 256 << 20  # for what libraries allocate late
+
+
+def start_runner(
+    config: EngineConfig,
+    files: ModelFiles,
+    spec: ModelSpec,
+    gguf: GGUFFile | None,
+    seconds: dict[str, float],
+    device: torch.device,
+    max_num_batched_tokens: int,
+) -> tuple[Runner, CacheSize]:
+    """Load, compile, size the cache by what is really free, capture.
+
+    Raises:
+        InvalidConfig: the GPU is too old, or something does not fit; the message has the numbers and the option.
+        InvalidWeights: a damaged or incomplete checkpoint.
+    """
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.set_device(device.index or 0)
+    capability = torch.cuda.get_device_capability()
+    if capability < OLDEST:
+        raise InvalidConfig(
+            f"This GPU has compute capability {capability[0]}.{capability[1]}; the kernels need 8.0 or newer.",
+            "Use device=cpu.",
+        )
+    if why := TritonAttention.refuses(spec):
+        raise InvalidConfig(f"This model does not run on a GPU: {why}.", "Use device=cpu.")
+    memory = Memory(config.cache.gpu_memory_utilization)
+    dtype = _choose_dtype(config.model.dtype, None if gguf else spec.dtype)
+    predicted = num_parameters(spec) * dtype.itemsize
+    size = _size(config, spec, dtype, memory.left() - predicted)  # what cannot fit is refused before it is loaded
+    spec = spec.with_max_model_len(size.max_model_len)
+    with phase("load", seconds):
+        model = load_model(config, files, spec, gguf, dtype, device)
+        torch.cuda.synchronize()
+    memory.note("weights", predicted)
+    runner = Runner(
+        model,
+        dtype,
+        device,
+        block_size=size.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_scheduler_steps=config.scheduler.num_scheduler_steps,
+        logprobs_mode=config.model.logprobs_mode,
+        capability=capability,
+        captured=not config.device.enforce_eager,
+    )
+    memory.note("rows of the slots and work space")
+    with torch.inference_mode():
+        keys = list(runner.graph_keys())
+        with phase("compile", seconds):
+            variants = warm.compile_all([runner.extras, runner.largest, *(launches for _, launches in keys)])
+        with phase("warm-up", seconds):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            runner.extras()
+            runner.largest()
+            torch.cuda.synchronize()
+            activations = torch.cuda.max_memory_allocated() - before
+            torch.cuda.empty_cache()
+        memory.note("libraries")
+        graphs = GRAPH_BYTES * len(keys) + activations // 4 if runner.captured else 0
+        with phase("cache", seconds):
+            left = memory.left() - activations - graphs - SPARE_BYTES
+            size = _size(config, spec, dtype, left)
+            runner.allocate(size.num_blocks)
+            torch.cuda.synchronize()
+        memory.note("KV cache", size.num_bytes)
+        with phase("capture", seconds):
+            for key, launches in keys:
+                if runner.captured:
+                    runner.graphs.capture(key, launches)
+                else:
+                    launches()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        memory.note("graphs", graphs)
+        runner.largest()  # its activations stay with torch's allocator: later steps allocate nothing
+        torch.cuda.synchronize()
+        memory.note("activations of the largest step", activations)
+    memory.report()
+    logger.info(
+        "Compiled %d kernels in %.1f s; captured %d graphs in %.1f s",
+        variants,
+        seconds["compile"],
+        len(runner.graphs.graphs),
+        seconds["capture"],
+    )
+    warm.watch()
+    return runner, size
+
+
+class Memory:
+    """What this process takes of the GPU, step by step, and what its share leaves."""
+
+    def __init__(self, share: float) -> None:
+        torch.cuda.empty_cache()
+        self.free, self.total = torch.cuda.mem_get_info()
+        self.limit = int(share * self.total)
+        self.used = CONTEXT_BYTES + torch.cuda.memory_reserved()  # another engine of this process may hold some
+        self.lines: list[tuple[str, int, int | None]] = [("driver (not measured)", CONTEXT_BYTES, None)]
+
+    def left(self) -> int:
+        """Bytes that this process may still take."""
+        free, _ = torch.cuda.mem_get_info()
+        return min(self.limit - self.used, free)
+
+    def note(self, what: str, predicted: int | None = None) -> None:
+        """Put down what was taken since the last time."""
+        free, _ = torch.cuda.mem_get_info()
+        self.lines.append((what, self.free - free, predicted))
+        self.used += self.free - free
+        self.free = free
+
+    def report(self) -> None:
+        for what, measured, predicted in self.lines:
+            expected = "" if predicted is None else f" (predicted {predicted / GIB:.2f})"
+            logger.info("GPU memory: %-32s %7.2f GiB%s", what, measured / GIB, expected)
+        logger.info(
+            "GPU memory: %-32s %7.2f GiB of %.2f allowed, %.2f in all",
+            "together",
+            self.used / GIB,
+            self.limit / GIB,
+            self.total / GIB,
+        )
+
+
+def _choose_dtype(wanted: str, checkpoint: str | None) -> torch.dtype:
+    """As asked, else the checkpoint's; bfloat16 for GGUF."""
+    name = wanted if wanted != "auto" else checkpoint or "bfloat16"
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidConfig(f"dtype={name!r} is not allowed: it must be bfloat16, float16 or float32.")
+    return dtype
+
+
+def _size(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, available: int) -> CacheSize:
+    given = parse_bytes("kv_cache_memory_bytes", config.cache.kv_cache_memory_bytes)
+    try:
+        return size_cache(
+            spec,
+            element_bytes=dtype.itemsize,
+            block_size=config.cache.block_size,
+            wanted_len=parse_length(config.model.max_model_len),
+            available_bytes=max(0, available if given is None else given),
+            num_blocks=config.cache.num_gpu_blocks_override,
+        )
+    except InvalidConfig as error:
+        if given is not None or config.cache.num_gpu_blocks_override is not None:
+            raise
+        share = config.cache.gpu_memory_utilization
+        raise InvalidConfig(
+            f"{error} With gpu_memory_utilization={share} the weights and work space leave "
+            f"{max(0, available) / GIB:.2f} GiB for the KV cache.",
+            "Raise gpu_memory_utilization, or lower max_model_len, max_num_seqs or max_num_batched_tokens.",
+        ) from None

@@ -1,0 +1,50 @@
+"""The weights that a configuration asks for, brought to a device."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from octavo.config import EngineConfig
+from octavo.errors import InvalidConfig
+from octavo.formats.gguf import GGUFFile
+from octavo.hub import ModelFiles
+from octavo.layers.decoder import CausalLM
+from octavo.model_spec import ModelSpec
+from octavo.weights.dummy import dummy_tensors
+from octavo.weights.gguf import gguf_tensors
+from octavo.weights.safetensors import safetensors_tensors
+from octavo.worker.build import build_model
+
+
+@contextmanager
+def phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Time a phase of the start."""
+    begin = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - begin
+
+
+def load_model(
+    config: EngineConfig,
+    files: ModelFiles,
+    spec: ModelSpec,
+    gguf: GGUFFile | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> CausalLM:
+    """Build and fill the model.
+
+    Raises:
+        InvalidConfig: a `load_format` that the checkpoint is not.
+        InvalidWeights: a damaged or incomplete checkpoint.
+    """
+    wanted = config.model.load_format
+    if wanted == "dummy":
+        return build_model(spec, dtype, device, dummy_tensors(spec, dtype, config.model.seed, device))
+    if wanted != "auto" and (wanted == "gguf") != (gguf is not None):
+        found = files.gguf.name if files.gguf else files.folder.name
+        raise InvalidConfig(f"load_format={wanted} does not fit {found}.", "Leave load_format at auto.")
+    tensors = gguf_tensors(gguf, dtype) if gguf is not None else safetensors_tensors(files.folder)
+    return build_model(spec, dtype, device, tensors)
