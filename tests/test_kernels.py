@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl
 
 from octavo.errors import InvalidConfig
-from octavo.kernels import reference_gpu as reference
+from octavo.kernels import reference as reference
 from octavo.kernels.activation import activate
 from octavo.kernels.add_norm import add_norm
 from octavo.kernels.cut_tail import CutWorkspace, cut_tail
@@ -44,7 +44,7 @@ from octavo.kernels.prefill_attention import (
     prefill_attention,
     prefill_attention_config,
 )
-from octavo.kernels.reference_gpu import Sampling
+from octavo.kernels.reference import Sampling
 from octavo.kernels.rope_cache import HeadTransform, PagedCache, rope_cache
 from octavo.kernels.sample import (
     INFINITE,

@@ -1,5 +1,7 @@
 """The `octavo` command. Commands are named by import path, so that `--help` loads neither torch nor them."""
 
+import io
+import os
 import sys
 
 from cyclopts import App
@@ -21,10 +23,17 @@ app.command("octavo.tools.generate:generate", help="Complete a prompt, or answer
 
 def main() -> None:
     """Run a command; the last line of a failure is its cause and what to do."""
-    log.set_up()
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):  # absent when closed
+            output.reconfigure(errors="backslashreplace")  # a model writes any character, whatever the terminal knows
     try:
+        log.set_up()
         app()
     except OctavoError as error:
         sys.exit(f"octavo: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still held back would fail again at the end
+        # A reader that has enough, such as `head`, is no fault.
+        sys.exit(None if isinstance(error, BrokenPipeError) else f"octavo: {error}")

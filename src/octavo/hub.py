@@ -11,7 +11,7 @@ import huggingface_hub
 from huggingface_hub import errors
 
 from octavo import env
-from octavo.errors import InvalidConfig, ModelNotFound, OctavoError
+from octavo.errors import InvalidConfig, ModelNotFound, OctavoError, shown
 
 logger = logging.getLogger("octavo")
 
@@ -35,7 +35,11 @@ class ModelFiles:
 
 
 def find_model(
-    name: str | None, *, revision: str | None = None, download_dir: str | Path | None = None, weights: bool = True
+    name: str | Path | None,
+    *,
+    revision: str | None = None,
+    download_dir: str | Path | None = None,
+    weights: bool = True,
 ) -> ModelFiles:
     """The files of model `name`, downloaded where they must be.
 
@@ -46,12 +50,15 @@ def find_model(
 
     Raises:
         ModelNotFound: nothing there, or not a model; the message says what to do.
-        InvalidConfig: HF_ENDPOINT is not a URL.
+        InvalidConfig: `name` is no string or path, or HF_ENDPOINT is no URL.
     """
     if name is None:
         name = PULLABLE[0]
         if not _is_pulled(name):
             raise ModelNotFound("No model was named.", f"Name one, or run `octavo pull {name}` first.")
+    if not isinstance(name, str | Path):
+        raise InvalidConfig(f"A model is named by a string or a path, not by {shown(name)}.")
+    name = str(name)
     path = os.path.expanduser(name)
     if name and os.path.isdir(path):
         return _in_folder(_absolute(path), weights)

@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -16,7 +15,7 @@ from octavo.engine.inputs import Group, Prompt, as_list
 from octavo.errors import EngineDead, InvalidRequest, shown
 from octavo.text import chat
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import RequestOutput, RequestOutputKind, SamplingParams
+from octavo.types import RequestOutput, SamplingParams
 
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -140,13 +139,10 @@ class LLM:
         groups: list[Group] = []
         for place, prompt in enumerate(prompts):
             with _naming("Prompt", place, len(prompts)):
-                group = engine.check(prompt, given[place], priority=priorities[place])
-            # Nobody sees what comes before the end, and copying a growing list for every token is not free.
-            whole = replace(group.params, output_kind=RequestOutputKind.FINAL_ONLY)
-            groups.append(replace(group, params=whole))
+                groups.append(engine.check(prompt, given[place], priority=priorities[place]))
         try:
             for group in groups:
-                engine.add(group)
+                engine.add(group, final_only=True)  # nobody sees what comes before the end
             finished = self._finish(len(groups), use_tqdm)
         except BaseException:  # also Ctrl-C, at any moment: the next call must find an idle engine
             engine.clear()

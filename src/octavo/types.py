@@ -186,7 +186,10 @@ def _number(name: str, value: object, low: float, high: float, above_low: bool =
     allowed = f"a finite number{start}{end}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _refuse(name, value, allowed)
-    number = float(value) if -1e300 < value < 1e300 else math.inf
+    try:
+        number = float(value)
+    except OverflowError:  # of an integer
+        number = math.inf
     if not math.isfinite(number) or not low <= number <= high or (above_low and number == low):
         raise _refuse(name, value, allowed)
     return number

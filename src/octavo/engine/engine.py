@@ -64,8 +64,8 @@ class Engine:
         """
         return self.inputs.group(prompt, params, request_id=request_id, priority=priority)
 
-    def add(self, group: Group) -> None:
-        """Queue a checked request.
+    def add(self, group: Group, *, final_only: bool = False) -> None:
+        """Queue a checked request; `final_only` overrides its `output_kind`.
 
         Raises:
             InvalidRequest: another live request has the same id.
@@ -74,7 +74,7 @@ class Engine:
             raise InvalidRequest(
                 f"request_id={group.id!r} belongs to a request that is still running.", param="request_id"
             )
-        self.outputs.add(group)
+        self.outputs.add(group, final_only)
         for request in group.requests:
             self.scheduler.add(request)
 

@@ -85,6 +85,8 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> Parsed:
 
 
 def _ids(values: list[Any]) -> tuple[int, ...]:
+    if set(map(type, values)) == {int}:  # a tenth of the time, which counts for long prompts
+        return tuple(values)
     for place, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise InvalidRequest(
@@ -141,11 +143,13 @@ class Inputs:
         inner = f"{name}#{number}"
         first_seed = self._random.getrandbits(63) if params.seed is None else params.seed
         bad_words = self._bad_words(params)
+        # Logprobs of the prompt are the same for all samples: the first one brings them.
+        others = dataclasses.replace(params, prompt_logprobs=None) if params.n > 1 else params
         requests = tuple(
             Request(
                 id=f"{inner}.{index}",
                 prompt_token_ids=ids,
-                params=params,
+                params=params if index == 0 else others,
                 eos_token_ids=self.eos_token_ids,
                 bad_words=bad_words,
                 seed=(first_seed + index) % 2**63,  # the largest seed is followed by 0

@@ -31,8 +31,10 @@ class Outputs:
     def num_unfinished(self) -> int:
         return len(self._answers)
 
-    def add(self, group: Group) -> None:
-        answer = _Answer(group, self.tokenizer, self.clock())
+    def add(self, group: Group, final_only: bool = False) -> None:
+        """`final_only`: whatever the request says, show only its end: copying a growing list each step adds up."""
+        kind = RequestOutputKind.FINAL_ONLY if final_only else group.params.output_kind
+        answer = _Answer(group, kind, self.tokenizer, self.clock())
         self._answers[group.id] = answer
         for request, sample in zip(group.requests, answer.samples, strict=True):
             self._samples[request.id] = (answer, sample)
@@ -158,9 +160,8 @@ class _Sample:
 class _Answer:
     """A user's request with its n samples."""
 
-    def __init__(self, group: Group, tokenizer: Tokenizer | None, now: float) -> None:
-        self.group, self.tokenizer = group, tokenizer
-        self.kind = group.params.output_kind
+    def __init__(self, group: Group, kind: RequestOutputKind, tokenizer: Tokenizer | None, now: float) -> None:
+        self.group, self.kind, self.tokenizer = group, kind, tokenizer
         self.samples = [_Sample(i, request, tokenizer) for i, request in enumerate(group.requests)]
         self.metrics = RequestMetrics(now)
         self.num_cached_tokens: int | None = None

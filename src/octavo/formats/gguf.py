@@ -107,6 +107,8 @@ class GGUFFile:
 
     def _check_split(self) -> None:
         count = self.metadata.get("split.count", len(self._maps))
+        if not isinstance(count, int):
+            raise InvalidWeights(f"{self.path.name}: split.count={count!r:.60} is not a number of files.")
         if count > 1 and count != len(self._maps):
             raise InvalidWeights(
                 f"{self.path.name} is one of {count} files of a split checkpoint, and its name does not say so.",
@@ -138,7 +140,11 @@ def _map(file: Path) -> mmap.mmap:
         raise ModelNotFound(f"There is no GGUF file {file}.")
     if file.stat().st_size == 0:
         raise InvalidWeights(f"{file.name} is empty.")
-    with file.open("rb") as opened:
+    try:
+        opened = file.open("rb")
+    except OSError as error:
+        raise ModelNotFound(f"{file} cannot be read: {error}.") from None
+    with opened:
         return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
 
 

@@ -62,6 +62,12 @@ class Changes:
     def __init__(self, tables: SlotTables) -> None:
         self.tables = tables
         self.runs: dict[tuple[str, int, int], np.ndarray] = {}
+        self.values: dict[torch.dtype, dict[int, int | float]] = {dtype: {} for dtype in _HOST_TYPES}  # by place
+
+    def set(self, name: str, slot: int, value: int | float) -> None:
+        """One value of a table of one dimension: `write` in a tenth of the time."""
+        tables = self.tables
+        self.values[tables.fields[name].dtype][tables.offsets[name] + slot * tables.strides[name]] = value
 
     def write(self, name: str, slot: int, values: Values, start: int = 0) -> None:
         """Let row `slot` of a table hold `values` from column `start` on.
@@ -87,20 +93,28 @@ class Changes:
 
         Pinned memory comes from torch's caching allocator, which keeps it until the copy is done.
         """
-        runs = {place: words for place, words in self.runs.items() if len(words)}
-        self.runs = {}
-        if not runs:
-            return
         device = self.tables.arena.device
-        header = np.empty((len(runs), 4), dtype=np.int32)
-        lengths = np.array([len(words) for words in runs.values()], dtype=np.int64)
-        header[:, :2] = np.array([self._offset(*place) for place in runs], dtype=np.int64).view(np.int32).reshape(-1, 2)
-        header[:, 2] = header.size + np.cumsum(lengths) - lengths
-        header[:, 3] = lengths
-        host = torch.empty(header.size + int(lengths.sum()), dtype=torch.int32, pin_memory=device.type == "cuda")
-        np.concatenate([header.ravel(), *runs.values()], out=host.numpy())
+        places = [self._offset(*place) for place in self.runs]
+        data = list(self.runs.values())
+        lengths = [len(words) for words in data]
+        for dtype, values in self.values.items():
+            if values:
+                places += values
+                lengths += [dtype.itemsize // 4] * len(values)
+                data.append(np.fromiter(values.values(), _HOST_TYPES[dtype], len(values)).view(np.int32))
+                values.clear()
+        self.runs = {}
+        if not data:
+            return
+        header = np.empty((len(places), 4), dtype=np.int32)
+        counts = np.array(lengths, dtype=np.int64)
+        header[:, :2] = np.array(places, dtype=np.int64).view(np.int32).reshape(-1, 2)
+        header[:, 2] = header.size + np.cumsum(counts) - counts
+        header[:, 3] = counts
+        host = torch.empty(header.size + int(counts.sum()), dtype=torch.int32, pin_memory=device.type == "cuda")
+        np.concatenate([header.ravel(), *data], out=host.numpy())
         changes = host.to(device, non_blocking=True)
-        slot_update_kernel[(len(runs),)](self.tables.arena, changes, block=1024, num_warps=4)
+        slot_update_kernel[(len(places),)](self.tables.arena, changes, block=1024, num_warps=4)
 
     def _offset(self, name: str, slot: int, start: int) -> int:
         tables = self.tables

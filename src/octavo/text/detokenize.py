@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Iterable, Sequence
 from os.path import commonprefix  # of any strings
+from weakref import WeakValueDictionary
 
 from octavo.text.stops import StopStrings
 from octavo.text.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ class Detokenizer:
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._stream = _text_stream(tokenizer, prompt_ids, params) if params.detokenize else None
-        self._stops = StopStrings(params.stop) if params.stop else None
+        self._stops = _stop_strings(params.stop) if params.stop else None
         self._state = 0
         self._held = ""  # the end of the text that may become a stop string
 
@@ -176,6 +177,16 @@ class _WindowStream:
             if token_id not in self._skipped and self._tokenizer.piece(token_id) is not None:
                 tail.append(token_id)
         return tail[::-1]
+
+
+_shared: WeakValueDictionary[tuple[str, ...], StopStrings] = WeakValueDictionary()
+
+
+def _stop_strings(words: tuple[str, ...]) -> StopStrings:
+    """One automaton for all samples and requests that look for the same words: it can be large."""
+    if (known := _shared.get(words)) is None:
+        known = _shared[words] = StopStrings(words)
+    return known
 
 
 def _text_stream(

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -79,8 +79,9 @@ class Tokenizer:
         raw = _parse(path.read_bytes(), path)
         config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
         try:
-            return cls(raw, config, _chat_templates(folder, config))
-        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:  # values of another type
+            with _panics_as_errors():
+                return cls(raw, config, _chat_templates(folder, config))
+        except Exception as error:  # values of another type, or what the library makes of them
             kind = type(error).__name__
             raise InvalidConfig(f"The tokenizer files of {folder} do not fit together: {kind}: {error}.") from None
 
@@ -112,8 +113,9 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """`encode` of many texts, on all cores."""
         try:
-            encodings = self.raw.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError:
+            with _panics_as_errors():
+                encodings = self.raw.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception:
             return [self.encode(text, add_special_tokens) for text in texts]  # names the text at fault
         batch = [encoding.ids for encoding in encodings]
         return [self._surround(ids) for ids in batch] if add_special_tokens else batch
@@ -169,9 +171,12 @@ class Tokenizer:
 
     def _encode(self, text: str) -> list[int]:
         try:
-            encoding: tokenizers.Encoding = self.raw.encode(text, add_special_tokens=False)
+            with _panics_as_errors():
+                encoding: tokenizers.Encoding = self.raw.encode(text, add_special_tokens=False)
         except TypeError:
             raise _unreadable(text) from None
+        except Exception as error:  # the library raises nothing narrower: an unknown piece and no token for such
+            raise InvalidRequest(f"The tokenizer cannot read the text: {error}.", param="prompt") from None
         return encoding.ids
 
     def _surround(self, ids: list[int]) -> list[int]:
@@ -212,9 +217,21 @@ class Tokenizer:
         return self.decode([self._anchor, token_id]).removeprefix(before).encode()
 
 
+@contextlib.contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """A panic inside the library is no `Exception`, and would pass by all that catch those."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # it cannot be imported
+            raise ValueError(f"the tokenizers library panicked: {error}") from None
+        raise
+
+
 def _parse(data: bytes, path: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_buffer(data)
+        with _panics_as_errors():
+            return tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises nothing narrower
         raise InvalidConfig(f"{path} has no tokenizer that can be read: {error}.") from None
 
@@ -234,9 +251,11 @@ def eos_sources(
     `config` and `generation` are the contents of config.json and generation_config.json. They often differ
     (a chat model's end of turn is in one of them only), so all of them count.
     """
+    text_config = config.get("text_config")
+    inside = text_config.get("eos_token_id") if isinstance(text_config, dict) else None
     listed = {
         "generation_config.json": [generation.get("eos_token_id")],
-        "config.json": [config.get("eos_token_id"), (config.get("text_config") or {}).get("eos_token_id")],
+        "config.json": [config.get("eos_token_id"), inside],
         "tokenizer": [tokenizer.eos_token_id if tokenizer else None],
     }
     sources: dict[int, tuple[str, ...]] = {}

@@ -8,13 +8,13 @@ from cyclopts import Parameter
 from octavo.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.engine import Engine
 from octavo.engine.inputs import Prompt
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, OctavoError
 from octavo.text import chat
-from octavo.types import RequestOutput, RequestOutputKind, SamplingParams
+from octavo.types import FinishReason, RequestOutput, RequestOutputKind, SamplingParams
 
 
 def generate(
-    prompt: str,
+    prompt: Annotated[str, Parameter(allow_leading_hyphen=True)],
     *,
     chat_message: Annotated[bool, Parameter(name=["--chat", "-c"])] = False,
     max_tokens: int = 128,
@@ -54,9 +54,16 @@ def generate(
         stop=stop,
         output_kind=RequestOutputKind.DELTA,
     )
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _standard_input() if prompt == "-" else prompt
     with Engine(EngineConfig(model, cache, scheduler, device)) as engine:
         stream(engine, chat_prompt(engine, text) if chat_message else text, params)
+
+
+def _standard_input() -> str:
+    try:
+        return "" if sys.stdin is None else sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"Standard input is not text: {error}.") from None
 
 
 def chat_prompt(engine: Engine, message: str) -> Prompt:
@@ -68,7 +75,12 @@ def chat_prompt(engine: Engine, message: str) -> Prompt:
 
 
 def stream(engine: Engine, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-    """Write the answer to standard output as it comes; returns the last output. `params` must ask for deltas."""
+    """Write the answer to standard output as it comes; returns the last output. `params` must ask for deltas.
+
+    Raises:
+        InvalidRequest: it can never run.
+        OctavoError: it ended with a fault, after what is shown.
+    """
     engine.add(engine.check(prompt, params))
     last: RequestOutput | None = None
     while engine.has_unfinished:
@@ -76,4 +88,7 @@ def stream(engine: Engine, prompt: Prompt, params: SamplingParams) -> RequestOut
             print("".join(sample.text for sample in last.outputs), end="", flush=True)
     print()
     assert last is not None, "a checked request always ends with an output"
+    for sample in last.outputs:
+        if sample.finish_reason == FinishReason.ERROR:
+            raise OctavoError(str(sample.stop_reason))
     return last

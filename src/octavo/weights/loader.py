@@ -16,6 +16,7 @@ logger = logging.getLogger("octavo")
 # Tensors that old checkpoints hold although they follow from the configuration.
 DERIVED = ("rotary_emb.inv_freq", "rope_freqs.weight", "masked_bias", "attn.bias")
 MAX_LISTED = 10
+READ = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # others stand for numbers by a scale of theirs
 
 Target = tuple[Layer, str]
 
@@ -71,11 +72,16 @@ def _claim(model: CausalLM, targets: dict[str, Target], name: str) -> tuple[Targ
 
 def _fill(target: Target, kind: str, name: str, tensor: Tensor) -> bool:
     layer, part = target
+    if (part, kind) in layer.waiting and tensor.dtype not in READ:
+        raise InvalidWeights(
+            f"The tensor {name} is of type {str(tensor.dtype).removeprefix('torch.')}: it is quantized, or damaged.",
+            "Use the unquantized checkpoint or a GGUF file of the model.",
+        )
     try:
         filled = layer.load(part, kind, tensor)
     except InvalidWeights as error:
         raise InvalidWeights(f"The tensor {name} {error.message}", error.hint) from None
-    if filled and tensor.is_floating_point() and tensor.numel():
+    if filled and tensor.numel():
         _check_values(name, tensor, layer.dtype)
     return filled
 

@@ -71,41 +71,41 @@ class DeviceSampler:
     def admit(self, admit: Admit) -> None:
         """Gather the slot's changes: of what its features read, and no more."""
         slot, request, params = admit.slot, admit.request, admit.request.params
-        write = self.slots.changes.write
+        write, put = self.slots.changes.write, self.slots.changes.set
         self.featured.discard(slot)
         self.num_logprobs.pop(slot, None)
         features = 0
-        write("temperature", slot, params.temperature)
+        put("temperature", slot, params.temperature)
         if not params.greedy:
-            write("seed", slot, request.seed)
+            put("seed", slot, request.seed)
             if params.top_k or params.top_p < 1 or params.min_p:
                 features |= CUT
-                write("top_k", slot, params.top_k)
-                write("top_p", slot, params.top_p)
-                write("min_p", slot, params.min_p)
+                put("top_k", slot, params.top_k)
+                put("top_p", slot, params.top_p)
+                put("min_p", slot, params.min_p)
         if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
             features |= PENALTIES
-            write("repetition_penalty", slot, params.repetition_penalty)
-            write("presence_penalty", slot, params.presence_penalty)
-            write("frequency_penalty", slot, params.frequency_penalty)
+            put("repetition_penalty", slot, params.repetition_penalty)
+            put("presence_penalty", slot, params.presence_penalty)
+            put("frequency_penalty", slot, params.frequency_penalty)
             self.counted.append(admit)
         stops = in_vocabulary(request.stop_token_ids, self.vocab_size)
         if params.min_tokens and stops:
             features |= MIN_TOKENS
-            write("min_length", slot, len(request.prompt_token_ids) + params.min_tokens)
-            write("num_stop", slot, len(stops))
+            put("min_length", slot, len(request.prompt_token_ids) + params.min_tokens)
+            put("num_stop", slot, len(stops))
             write("stop_ids", slot, stops)
         bias = params.logit_bias or {}
         if biased := in_vocabulary(bias, self.vocab_size):
             features |= BIAS
-            write("num_bias", slot, len(biased))
+            put("num_bias", slot, len(biased))
             write("bias_ids", slot, biased)
             write("bias_values", slot, [bias[token] for token in biased])
         if params.allowed_token_ids is not None:
             features |= BITMASK
             write("bitmask", slot, bitmask(params.allowed_token_ids, self.vocab_size))
-        write("features", slot, features)
-        write("num_logprobs", slot, -1 if params.logprobs is None else params.logprobs)
+        put("features", slot, features)
+        put("num_logprobs", slot, -1 if params.logprobs is None else params.logprobs)
         if params.logprobs is not None:
             self.num_logprobs[slot] = params.logprobs
         if features or params.logprobs is not None:

@@ -52,7 +52,7 @@ class DeviceSlots:
         write = self.changes.write
         for admit in step.admits:
             write("tokens", admit.slot, admit.tokens)
-            write("length", admit.slot, len(admit.tokens))
+            self.changes.set("length", admit.slot, len(admit.tokens))
             self._num_blocks[admit.slot] = 0
             self._append(admit.slot, admit.blocks)
         for chunk in step.chunks:

@@ -56,6 +56,7 @@ def start_runner(
     with phase("load", seconds):
         model = load_model(config, files, spec, gguf, dtype, device)
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what the checkpoint's tensors went through
     memory.note("weights", predicted)
     runner = Runner(
         model,
