@@ -101,7 +101,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
-    skip_reading_prefix_cache: bool = False
+    skip_reading_prefix_cache: bool | None = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -148,10 +148,11 @@ class SamplingParams:
             if isinstance(value, bool):
                 value = 1 if value else None
             self._set(**{name: value if value is None else _integer(name, value, -1)})
-        if self.skip_reading_prefix_cache is None:  # as vLLM writes False
-            self._set(skip_reading_prefix_cache=False)
         for name in FLAGS:
-            if not isinstance(value := getattr(self, name), bool):
+            value = getattr(self, name)
+            if value is None and name == "skip_reading_prefix_cache":  # as vLLM writes False
+                self._set(skip_reading_prefix_cache=False)
+            elif not isinstance(value, bool):
                 raise _refuse(name, value, "True or False")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise _refuse("output_kind", self.output_kind, "a RequestOutputKind")

@@ -132,11 +132,12 @@ def attend(
     inside = d < head_dim
     factor = LOG2_E if has_softcap else scale * LOG2_E
     for start in tl.range(begin, end, tile, num_stages=stages):
+        next_block = block_of(blocks, start + tile, context, block_size, tile)
+        block = block_of(blocks, start, context, block_size, tile)
         following = products(
             q, key_cache, key_tiles, next_block, start + tile, kv_head, num_kv_heads, head_dim, padded_dim, block_size,
             tile, bulk_copies,
         )  # fmt: skip
-        later_block = block_of(blocks, start + 2 * tile, context, block_size, tile)
         if has_softcap:
             s = softcap * tanh(s * (scale / softcap))
         if masked:
@@ -165,8 +166,6 @@ def attend(
         acc = tl.dot(p.to(dtype), v.to(dtype), acc * alpha[:, None], input_precision="ieee")
         m = m_new
         s = following
-        block = next_block
-        next_block = later_block
     return m, total, acc, s, block, next_block
 
 
