@@ -31,20 +31,21 @@ def prompts(rng: random.Random, lengths: list[int]) -> list[list[int]]:
     return [[rng.randrange(1000, 48000) for _ in range(length)] for length in lengths]
 
 
-def workloads(seed: int) -> dict[str, Work]:
+def workloads(seed: int, beginning: str = "") -> dict[str, Work]:
     """Fresh prompts each round, so that a prefix cache has nothing to find."""
     rng = random.Random(seed)
     shapes = random.Random(0)
     lengths = [(shapes.randint(16, 256), shapes.randint(16, 256)) for _ in range(64)]
-    return {
+    works = {
         "batch 1, 32 in, 128 out": (prompts(rng, [32]), [128]),
         "batch 32, 32 in, 128 out": (prompts(rng, [32] * 32), [128] * 32),
         "ragged 64, 16-256 in, 16-256 out": (prompts(rng, [a for a, _ in lengths]), [b for _, b in lengths]),
     }
+    return {name: work for name, work in works.items() if name.startswith(beginning)}
 
 
 def octavo_engine(args: argparse.Namespace) -> Generate:
-    llm = LLM(dtype=args.dtype, num_threads=args.threads, max_model_len=4096, max_num_seqs=32)
+    llm = LLM(dtype=args.dtype, num_threads=args.threads, max_model_len=4096)
 
     def generate(batch: list[list[int]], lengths: list[int]) -> int:
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for n in lengths]
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=["octavo", "transformers"])
+    parser.add_argument("--work", default="", help="only work whose name begins like this")
     parser.add_argument("--json", help="also write all samples to this file")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -105,13 +107,13 @@ def main() -> None:
     engines = {name: make(args) for name, make in makers.items() if args.only in (None, name)}
     torch.set_num_threads(args.threads)
     for engine, generate in engines.items():  # warm up every shape
-        for name, (batch, lengths) in workloads(10**6).items():
+        for name, (batch, lengths) in workloads(10**6, args.work).items():
             seconds = _seconds(lambda g=generate, b=batch, n=lengths: g(b, [min(x, 8) for x in n]))
             print(f"warm-up, {engine}, {name}: {seconds:.1f} s", flush=True)
     samples: dict[str, dict[str, list[float]]] = {}
     bandwidths = []
     for round_ in range(args.rounds):
-        for name, (batch, lengths) in workloads(round_).items():
+        for name, (batch, lengths) in workloads(round_, args.work).items():
             bandwidths.append(bandwidth())
             for engine, generate in engines.items():
                 seconds = _seconds(lambda g=generate, b=batch, n=lengths: g(b, n))

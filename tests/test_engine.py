@@ -566,3 +566,29 @@ def test_dummy_weights_need_a_config_alone(tiny_folder: Path, tmp_path: Path, ma
     assert len(tokens(llm, [5, 6], max_tokens=5, **GREEDY)) == 5
     with pytest.raises(InvalidConfig, match="load_format=gguf"):
         make_llm(tiny_folder, load_format="gguf")
+
+
+def test_calls_take_the_keywords_of_other_engines(make_llm: Make) -> None:
+    llm = make_llm()
+    assert run(llm, [[5]], SamplingParams(max_tokens=1), lora_request=None)
+    with pytest.raises(ValueError, match="lora_request=.* is not available: there are no adapters yet"):
+        run(llm, [[5]], lora_request="adapter")
+    with pytest.raises(TypeError, match="'prioritys'"):
+        run(llm, [[5]], prioritys=[1])
+    assert run(llm, [[5]], SamplingParams(max_tokens=1))[0].outputs[0].finished()
+
+
+@pytest.mark.case("MEM-02")
+def test_more_memory_than_there_is_is_refused_with_numbers(make_llm: Make) -> None:
+    for options in ({"kv_cache_memory_bytes": 2**50}, {"num_gpu_blocks_override": 2**40}):
+        with pytest.raises(InvalidConfig, match=r"KV cache of .* GiB was asked for, and .* GiB are available"):
+            make_llm(**options)
+
+
+@pytest.mark.case("LOAD-06")
+def test_a_hostile_generation_config_is_refused_by_name(tiny: PreTrainedModel, tmp_path: Path, make_llm: Make) -> None:
+    folder = tiny_models.save(tiny, tmp_path)
+    (folder / "generation_config.json").write_text('{"temperature": -3}')
+    with pytest.raises(InvalidConfig, match=r"generation_config.json: temperature=-3"):
+        make_llm(folder)
+    make_llm(folder, generation_config="vllm")

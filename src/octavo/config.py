@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self
 
-from octavo.errors import InvalidConfig
+from octavo.errors import InvalidConfig, shown
 from octavo.known import Elsewhere, drop_known
 
 GROUPS = ("model", "cache", "scheduler", "device")
@@ -117,10 +117,12 @@ class EngineConfig:
         _check("num_scheduler_steps", scheduler.num_scheduler_steps, 1, 1024)
         _check("depth", scheduler.depth, 0, 64)
         _check("num_gpu_blocks_override", cache.num_gpu_blocks_override, 1)
-        _check("num_threads", self.device.num_threads, 1)
+        _check("num_threads", self.device.num_threads, 1, 4096)
         share = cache.gpu_memory_utilization
-        if not isinstance(share, int | float) or not 0 < share <= 1:  # a NaN fails here too
-            raise InvalidConfig(f"gpu_memory_utilization={share} is not allowed: it must be above 0 and at most 1.")
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:  # nor is a NaN
+            raise InvalidConfig(
+                f"gpu_memory_utilization={shown(share)} is not allowed: it must be above 0 and at most 1."
+            )
 
     @classmethod
     def from_keywords(cls, owner: str, **keywords: Any) -> Self:
@@ -133,7 +135,8 @@ class EngineConfig:
         by_name = {option.name: option.group for option in options()}
         given = drop_known(owner, set(by_name), ENGINE_ELSEWHERE, keywords)
         for name, names in SAME_AS.items():
-            value = str(given.get(name)).removeprefix("torch.")  # a torch.dtype is known by its name
+            value = given.get(name)
+            value = (value if isinstance(value, str) else shown(value)).removeprefix("torch.")  # of a torch.dtype
             given |= {name: names[value]} if value in names else {}
         kinds = {f.name: f.default_factory for f in dataclasses.fields(cls)}
         parts: dict[str, Any] = {
@@ -180,22 +183,21 @@ def _docstrings(kind: type) -> dict[str, str]:
     return helps
 
 
-def _check(name: str, value: int | None, low: int, high: int | None = None) -> None:
+def _check(name: str, value: int | None, low: int, high: int = 2**31 - 1) -> None:
     if value is None and any(o.name == name and o.default is None for o in options()):
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        end = f" to {high}" if high is not None else ""
-        raise InvalidConfig(f"{name}={value!r} is not allowed: it must be an integer from {low}{end}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidConfig(f"{name}={shown(value)} is not allowed: it must be an integer from {low} to {high}.")
 
 
 def _check_choice(option: Option, value: object) -> None:
     choices = getattr(option.type, "__args__", ()) if "Literal" in str(option.type) else ()
     if choices and value not in choices:
-        raise InvalidConfig(f"{option.name}={value!r} is not allowed: it must be one of {', '.join(choices)}.")
+        raise InvalidConfig(f"{option.name}={shown(value)} is not allowed: it must be one of {', '.join(choices)}.")
     if isinstance(option.default, bool) and not isinstance(value, bool):
-        raise InvalidConfig(f"{option.name}={value!r} is not allowed: it must be True or False.")
+        raise InvalidConfig(f"{option.name}={shown(value)} is not allowed: it must be True or False.")
     if option.type == str | None and not isinstance(value, str | None):
-        raise InvalidConfig(f"{option.name}={value!r} is not allowed: it must be a string.")
+        raise InvalidConfig(f"{option.name}={shown(value)} is not allowed: it must be a string.")
 
 
 SAME_AS = {
@@ -210,22 +212,20 @@ def parse_length(value: int | str | None) -> int | None:
     """max_model_len in tokens, None for the most that fits: 4096, "4096", "4k" (4000), "4K" (4096), "auto", -1."""
     if value is None or value in ("auto", -1, "-1"):
         return None
-    return _parse_number("max_model_len", value, "a number of tokens from 1 (4096, 4k, 4K) or auto")
+    return _parse_number("max_model_len", value, 2, "a number of tokens from 2 (4096, 4k, 4K) or auto")
 
 
 def parse_bytes(name: str, value: int | str | None) -> int | None:
     """A number of bytes: 1000000, "512M", "4G" (powers of 1024; small letters are powers of 1000)."""
-    return None if value is None else _parse_number(name, value, "a number of bytes from 1 (1000000, 512M, 4G)")
+    return None if value is None else _parse_number(name, value, 1, "a number of bytes from 1 (1000000, 512M, 4G)")
 
 
-def _parse_number(name: str, value: int | str | float, allowed: str) -> int:
-    text = str(value).strip()
+def _parse_number(name: str, value: int | str | float, least: int, allowed: str) -> int:
+    text = value.strip() if isinstance(value, str) else shown(value)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)(?:i?[bB])?", text)
-    if isinstance(value, bool) or not match:
-        raise InvalidConfig(f"{name}={value!r} is not allowed: it must be {allowed}.")
-    number = float(match[1]) * _UNITS[match[2]]
-    if not math.isfinite(number) or number < 1 or number != int(number):
-        raise InvalidConfig(f"{name}={value!r} is not allowed: it must be {allowed}.")
+    number = float(match[1]) * _UNITS[match[2]] if match else math.nan
+    if isinstance(value, bool) or not math.isfinite(number) or number < least or number != int(number):
+        raise InvalidConfig(f"{name}={shown(value)} is not allowed: it must be {allowed}.")
     return int(number)
 
 

@@ -13,6 +13,7 @@ from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.inputs import Group, Prompt, as_list
 from octavo.errors import EngineDead, InvalidRequest, shown
+from octavo.known import Elsewhere, drop_known
 from octavo.text import chat
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import RequestOutput, SamplingParams
@@ -20,6 +21,16 @@ from octavo.types import RequestOutput, SamplingParams
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Progress = bool | Callable[..., Any]
+
+
+CALL_ELSEWHERE = {
+    "lora_request": Elsewhere("there are no adapters yet"),
+    "prompt_token_ids": Elsewhere("give token ids as the prompts"),
+    "guided_options_request": Elsewhere("structured output is not built in yet"),
+    "mm_processor_kwargs": Elsewhere("models are text only", (None, {})),
+    "tokenization_kwargs": Elsewhere("tokenize the prompts yourself", (None, {})),
+    "chat_template_content_format": Elsewhere("it is found by trying the template", (None, "auto")),
+}
 
 
 class LLM:
@@ -56,6 +67,7 @@ class LLM:
         use_tqdm: Progress = True,
         *,
         priority: Sequence[int] | None = None,
+        **elsewhere: Any,
     ) -> list[RequestOutput]:
         """Complete every prompt; results are in the order of the prompts.
 
@@ -70,6 +82,7 @@ class LLM:
         After any other exception (Ctrl-C, one of the progress bar, a fault in the model) the engine is idle and
         its prefix cache empty.
         """
+        drop_known("LLM.generate", set(), CALL_ELSEWHERE, elsewhere)
         return self._run(as_list(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
@@ -82,13 +95,16 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        **elsewhere: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role": ..., "content": ...}.
 
         Raises:
             InvalidRequest: names the conversation that can never run.
         """
+        drop_known("LLM.chat", set(), CALL_ELSEWHERE, elsewhere)
         several = isinstance(messages, list | tuple) and messages and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
         variables = chat_template_kwargs or {}
@@ -101,6 +117,7 @@ class LLM:
             "continue_final_message": continue_final_message,
             "chat_template": chat_template,
             "tools": tools,
+            "documents": documents,
             **variables,
         }
         prompts: list[Prompt] = []

@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from octavo.errors import InvalidConfig
+from octavo.errors import InvalidConfig, shown
 
 Config = Mapping[str, Any]
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+MOST_LAYERS = 10_000  # far above any model, and few enough to list what each layer attends to
+LARGEST_INTEGER = 2**31 - 1
+SMALLEST, LARGEST = 1e-30, 1e30  # of positive numbers: float32 holds them and what is computed of them
 
 # What a family's configuration means where a key is absent; everything else must be written in the file.
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -136,9 +140,9 @@ class ModelSpec:
         """
         architecture = architecture_of(config)
         _refuse_quantized(config)
-        text = config.get("text_config")
-        merged = {**config, **{k: v for k, v in text.items() if v is not None}} if isinstance(text, Mapping) else config
-        family = merged.get("model_type", "")
+        text = _Reader(config, config, architecture).mapping("text_config")
+        merged = {**config, **{k: v for k, v in text.items() if v is not None}}
+        family = _Reader(merged, merged, architecture).text("model_type") or ""
         given = {key: value for key, value in merged.items() if value is not None}
         read = _Reader({**FAMILY_DEFAULTS.get(family, {}), **given}, merged, architecture)
         if read.flag("use_bidirectional_attention"):
@@ -146,8 +150,13 @@ class ModelSpec:
 
         hidden, heads = read.positive("hidden_size"), read.positive("num_attention_heads")
         kv_heads = read.positive("num_key_value_heads", heads)
-        head_dim = read.positive("head_dim", hidden // heads)
-        layers = read.positive("num_hidden_layers")
+        layers = read.positive("num_hidden_layers", high=MOST_LAYERS)
+        head_dim = read.positive("head_dim", max(1, hidden // heads))
+        if head_dim % 2:
+            raise InvalidConfig(
+                f"{architecture}: head_dim={head_dim} (hidden_size={hidden}, num_attention_heads={heads}) "
+                "must be an even number from 2."
+            )
         if heads % kv_heads:
             raise InvalidConfig(
                 f"{architecture}: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}."
@@ -156,7 +165,7 @@ class ModelSpec:
         window = read.positive("sliding_window") if "sliding_attention" in kinds else None
         ropes = _ropes(read, family, kinds, head_dim)
         names = list(ropes)
-        scalar = read.number("query_pre_attn_scalar", head_dim)
+        scalar = read.number("query_pre_attn_scalar", head_dim, low=SMALLEST)
         return cls(
             architecture=architecture,
             dtype=_dtype(read),
@@ -167,15 +176,15 @@ class ModelSpec:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            norm_eps=read.number("rms_norm_eps", 1e-6),
-            activation=read.get("hidden_activation") or read.get("hidden_act") or "silu",
+            norm_eps=read.number("rms_norm_eps", 1e-6, low=SMALLEST, high=1.0),
+            activation=read.text("hidden_activation") or read.text("hidden_act") or "silu",
             max_model_len=_max_model_len(read, tuple(ropes.values())),
             tie_word_embeddings=read.flag("tie_word_embeddings"),
             attention_bias=read.flag("attention_bias"),
             mlp_bias=read.flag("mlp_bias"),
             attention_scale=scalar**-0.5,
-            attention_softcap=read.optional_number("attn_logit_softcapping"),
-            final_softcap=read.optional_number("final_logit_softcapping"),
+            attention_softcap=read.optional_number("attn_logit_softcapping", low=SMALLEST),
+            final_softcap=read.optional_number("final_logit_softcapping", low=SMALLEST),
             layer_windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
             ropes=tuple(ropes.values()),
             layer_ropes=tuple(names.index(kind if kind in ropes else "all") for kind in kinds),
@@ -211,20 +220,45 @@ class _Reader:
         """Written as null: that is a choice, and no default replaces it."""
         return key in self.written and self.written[key] is None
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def text(self, key: str) -> str | None:
+        value = self.get(key)
+        if not isinstance(value, str | None):
+            raise self._refuse(key, value, "a string")
+        return value
+
+    def mapping(self, key: str) -> Config:
+        value = self.get(key)
+        if not isinstance(value, Mapping | None):
+            raise self._refuse(key, value, "an object of keys and values")
+        return value or {}
+
+    def number(self, key: str, default: float | None = None, *, low: float = -LARGEST, high: float = LARGEST) -> float:
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._refuse(key, value, "a finite number")
+        if not _is_number(value, low, high):
+            raise self._refuse(key, value, f"a number from {low:g} to {high:g}")
         return float(value)
 
-    def optional_number(self, key: str) -> float | None:
-        return None if self.get(key) is None else self.number(key)
+    def optional_number(self, key: str, *, low: float) -> float | None:
+        return None if self.get(key) is None else self.number(key, low=low)
 
-    def positive(self, key: str, default: int | None = None) -> int:
+    def positive(self, key: str, default: int | None = None, *, low: int = 1, high: int = LARGEST_INTEGER) -> int:
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._refuse(key, value, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self._refuse(key, value, f"a positive integer, from {low} to {high}")
         return value
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of `count` positive numbers."""
+        value = self.values.get(key)
+        if not isinstance(value, list | tuple) or len(value) != count:
+            raise self._refuse(key, value, f"a list of {count} numbers")
+        for i, number in enumerate(value):
+            if not _is_number(number, SMALLEST, LARGEST):
+                raise InvalidConfig(
+                    f"{self.owner}: {key}[{i}]={shown(number)} in the configuration must be a number "
+                    f"from {SMALLEST:g} to {LARGEST:g}."
+                )
+        return tuple(float(number) for number in value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.values.get(key, default)
@@ -235,14 +269,19 @@ class _Reader:
     def token_ids(self, key: str) -> tuple[int, ...]:
         value = self.get(key)
         ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
-        if not all(isinstance(i, int) and i >= 0 for i in ids):
-            raise self._refuse(key, value, "a token id or a list of them")
+        if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= LARGEST_INTEGER for i in ids):
+            raise self._refuse(key, value, f"a token id from 0 to {LARGEST_INTEGER}, or a list of them")
         return tuple(ids)
 
     def _refuse(self, key: str, value: object, allowed: str) -> InvalidConfig:
         if key not in self.values:
             return InvalidConfig(f"{self.owner}: the configuration has no {key}; it must be {allowed}.")
-        return InvalidConfig(f"{self.owner}: {key}={value!r} in the configuration must be {allowed}.")
+        return InvalidConfig(f"{self.owner}: {key}={shown(value)} in the configuration must be {allowed}.")
+
+
+def _is_number(value: object, low: float, high: float) -> bool:
+    """An integer or float in the range; a NaN is in none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 def _first(ids: tuple[int, ...]) -> int | None:
@@ -263,9 +302,9 @@ def _refuse_quantized(config: Config) -> None:
 
 
 def _dtype(read: _Reader) -> str:
-    name = str(read.get("dtype") or read.get("torch_dtype") or "float32").removeprefix("torch.")
+    name = (read.text("dtype") or read.text("torch_dtype") or "float32").removeprefix("torch.")
     if name not in DTYPES:
-        raise InvalidConfig(f"{read.owner}: dtype {name!r} is not one of {', '.join(DTYPES)}.")
+        raise InvalidConfig(f"{read.owner}: dtype {shown(name)} is not one of {', '.join(DTYPES)}.")
     return name
 
 
@@ -276,27 +315,28 @@ def _layer_kinds(read: _Reader, family: str, layers: int) -> list[str]:
         return ["full_attention"] * layers
     kinds = read.get("layer_types")
     if kinds is not None:
+        if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
+            raise InvalidConfig(f"{read.owner}: layer_types={shown(kinds)} must be a list of strings, one a layer.")
         unknown = set(kinds) - {"full_attention", "sliding_attention"}
         if len(kinds) != layers or unknown:
-            what = f"the kinds {', '.join(sorted(unknown))}" if unknown else f"{len(kinds)} entries for {layers} layers"
+            what = f"the kinds {shown(sorted(unknown))}" if unknown else f"{len(kinds)} entries for {layers} layers"
             raise InvalidConfig(f"{read.owner}: layer_types has {what}.")
         return list(kinds)
     if read.get("sliding_window_pattern"):
         pattern = read.positive("sliding_window_pattern")
         return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
-    first = int(read.number("max_window_layers", 0)) if family in ("qwen2", "qwen3") else 0
+    first = read.positive("max_window_layers", 0, low=0) if family in ("qwen2", "qwen3") else 0
     return ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
 
 
 def _ropes(read: _Reader, family: str, kinds: list[str], head_dim: int) -> dict[str, RopeSpec]:
     """Rotary embeddings by kind of layer, or one under "all"."""
-    parameters = read.get("rope_parameters") or {}
-    scaling = read.get("rope_scaling") or {}
+    parameters, scaling = read.mapping("rope_parameters"), read.mapping("rope_scaling")
     nested = {key: value for key, value in parameters.items() if isinstance(value, Mapping)}
     if not nested and family == "gemma3_text":
         nested = {
             "full_attention": {**parameters, **scaling},
-            "sliding_attention": {"rope_theta": read.number("rope_local_base_freq")},
+            "sliding_attention": {"rope_theta": read.number("rope_local_base_freq", low=SMALLEST)},
         }
     if nested:
         return {kind: _rope(read, family, nested.get(kind, {}), head_dim) for kind in dict.fromkeys(kinds)}
@@ -312,37 +352,41 @@ def _rope(read: _Reader, family: str, given: Config, head_dim: int) -> RopeSpec:
     max_len = read.positive("max_position_embeddings")
     trained_len = max_len
     if kind in ("llama3", "yarn", "longrope"):
-        own = values.get("original_max_position_embeddings")
-        trained_len = read.positive("original_max_position_embeddings", own or max_len)
-    partial = values.number("partial_rotary_factor", read.number("partial_rotary_factor", 1.0))
+        key = "original_max_position_embeddings"
+        trained_len = (read if key in read.values else values).positive(key, max_len, low=2)
+    partial = read.number("partial_rotary_factor", 1.0, low=SMALLEST, high=1.0)
+    partial = values.number("partial_rotary_factor", partial, low=SMALLEST, high=1.0)
     dim = int(head_dim * partial)
     dim += dim % 2 if dim < head_dim else 0
-    theta = values.number("rope_theta", read.number("rope_theta", 10000.0))
-    spec = RopeSpec(kind, theta, dim, trained_len, frequency_factors=_factors(values, "frequency_factors", dim))
-    if dim % 2 or not 0 < dim <= head_dim or theta <= 0:
+    theta = values.number("rope_theta", read.number("rope_theta", 10000.0, low=SMALLEST), low=SMALLEST)
+    if theta <= 1:
+        raise InvalidConfig(f"{values.owner}: rope_theta={theta} must be above 1.")
+    if dim == 0 or (dim == 2 and kind == "dynamic"):
         raise InvalidConfig(
-            f"{values.owner}: rope_theta={theta} must be positive, and the {dim} rotated of {head_dim} dimensions "
-            "must be an even number above 0."
+            f"{values.owner}: partial_rotary_factor={partial} turns {dim} of {head_dim} dimensions; "
+            f"it must turn at least {4 if kind == 'dynamic' else 2}."
         )
+    turned = values.numbers("frequency_factors", dim // 2) if "frequency_factors" in values.values else ()
+    spec = RopeSpec(kind, theta, dim, trained_len, frequency_factors=turned)
     if kind == "default":
         return spec
     if kind in ("linear", "dynamic"):
-        return dataclasses.replace(spec, factor=values.number("factor"))
+        return dataclasses.replace(spec, factor=values.number("factor", low=SMALLEST))
     if kind == "llama3":
-        return dataclasses.replace(
-            spec,
-            factor=values.number("factor"),
-            low_freq_factor=values.number("low_freq_factor"),
-            high_freq_factor=values.number("high_freq_factor"),
-        )
-    factor = values.number("factor", max_len / trained_len)
+        low = values.number("low_freq_factor", low=SMALLEST)
+        high = values.number("high_freq_factor", low=SMALLEST)
+        if high <= low:
+            raise InvalidConfig(f"{values.owner}: high_freq_factor={high} must be above low_freq_factor={low}.")
+        factor = values.number("factor", low=SMALLEST)
+        return dataclasses.replace(spec, factor=factor, low_freq_factor=low, high_freq_factor=high)
+    factor = values.number("factor", max_len / trained_len, low=SMALLEST)
     if kind == "yarn":
         return dataclasses.replace(
             spec,
             factor=factor,
             attention_factor=_yarn_attention_factor(values, factor),
-            beta_fast=values.number("beta_fast", 32.0),
-            beta_slow=values.number("beta_slow", 1.0),
+            beta_fast=values.number("beta_fast", 32.0, low=SMALLEST),
+            beta_slow=values.number("beta_slow", 1.0, low=SMALLEST),
             truncate=values.flag("truncate", True),
         )
     if kind == "longrope":
@@ -350,12 +394,12 @@ def _rope(read: _Reader, family: str, given: Config, head_dim: int) -> RopeSpec:
         return dataclasses.replace(
             spec,
             factor=factor,
-            attention_factor=values.number("attention_factor", default),
-            short_factors=_factors(values, "short_factor", dim, required=True),
-            long_factors=_factors(values, "long_factor", dim, required=True),
+            attention_factor=values.number("attention_factor", default, low=SMALLEST),
+            short_factors=values.numbers("short_factor", dim // 2),
+            long_factors=values.numbers("long_factor", dim // 2),
         )
     raise InvalidConfig(
-        f"{read.owner}: rope type {kind!r} is not one of default, linear, dynamic, llama3, yarn, longrope."
+        f"{read.owner}: rope type {shown(kind)} is not one of default, linear, dynamic, llama3, yarn, longrope."
     )
 
 
@@ -365,18 +409,9 @@ def _yarn_attention_factor(values: _Reader, factor: float) -> float:
     def scale(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    mscale, all_dim = values.optional_number("mscale"), values.optional_number("mscale_all_dim")
+    mscale, all_dim = values.optional_number("mscale", low=0), values.optional_number("mscale_all_dim", low=0)
     default = scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
-    return values.number("attention_factor", default)
-
-
-def _factors(values: _Reader, key: str, dim: int, required: bool = False) -> tuple[float, ...]:
-    factors = values.get(key)
-    if factors is None and not required:
-        return ()
-    if not isinstance(factors, Sequence) or len(factors) != dim // 2:
-        raise InvalidConfig(f"{values.owner}: {key} must be a list of {dim // 2} numbers.")
-    return tuple(float(x) for x in factors)
+    return values.number("attention_factor", default, low=SMALLEST)
 
 
 def _max_model_len(read: _Reader, ropes: tuple[RopeSpec, ...]) -> int:
@@ -388,7 +423,13 @@ def _max_model_len(read: _Reader, ropes: tuple[RopeSpec, ...]) -> int:
     """
     length = read.positive("max_position_embeddings")
     if len(ropes) == 1 and ropes[0].kind in ("linear", "dynamic", "yarn"):
-        return int(ropes[0].trained_len * ropes[0].factor)
+        trained, factor = ropes[0].trained_len, ropes[0].factor
+        length = int(trained * factor)
+        if not 1 <= length <= LARGEST_INTEGER:
+            raise InvalidConfig(
+                f"{read.owner}: rope factor={factor} stretches {trained} positions to {length}; "
+                f"it must give 1 to {LARGEST_INTEGER}."
+            )
     return length
 
 
@@ -399,7 +440,10 @@ def _moe(read: _Reader, layers: int) -> MoeSpec | None:
     experts, chosen = read.positive(key), read.positive("num_experts_per_tok")
     if chosen > experts:
         raise InvalidConfig(f"{read.owner}: num_experts_per_tok={chosen} is above {key}={experts}.")
-    step, dense = read.positive("decoder_sparse_step", 1), set(read.get("mlp_only_layers") or ())
+    step, listed = read.positive("decoder_sparse_step", 1), read.get("mlp_only_layers") or []
+    if not isinstance(listed, list | tuple) or not all(_is_number(i, 0, layers) for i in listed):
+        raise InvalidConfig(f"{read.owner}: mlp_only_layers={shown(listed)} must be a list of layer numbers.")
+    dense = set(listed)
     return MoeSpec(
         num_experts=experts,
         experts_per_token=chosen,

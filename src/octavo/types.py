@@ -314,7 +314,6 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     lora_request: None = None
 
-    @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 

@@ -88,10 +88,14 @@ class TritonAttention:
         *,
         rows: DecodeRows | None,
         new_in_cache: bool,
+        short: bool = False,
         dependent: bool = False,
     ) -> None:
-        """Plan for decoding rows `slots` [B]; with `rows` also write what each feeds (see `plan_decode`)."""
-        config = self._decode_config(len(slots))
+        """Plan for decoding rows `slots` [B]; with `rows` also write what each feeds (see `plan_decode`).
+
+        `short` as in `decode_attention_config`; the same for `decode`.
+        """
+        config = self._decode_config(len(slots), short)
         for i, window in enumerate(self.windows):
             plan_decode(
                 slots,
@@ -117,6 +121,7 @@ class TritonAttention:
         *,
         rows: int,
         fused: bool,
+        short: bool = False,
         dependent: bool = False,
     ) -> None:
         """Attention of the first `rows` rows of `qkv`, as planned; `fused` also transforms heads and writes K and V."""
@@ -128,7 +133,7 @@ class TritonAttention:
             self._items(layer.window, rows),
             self.workspace,
             out,
-            self._decode_config(rows),
+            self._decode_config(rows, short),
             scale=layer.scale,
             softcap=layer.softcap,
             window=layer.window is not None,
@@ -170,8 +175,8 @@ class TritonAttention:
     def _places(self, rows: int) -> int:
         return num_places(rows, self.spec.num_kv_heads, self._decode_config(rows).max_splits)
 
-    def _decode_config(self, rows: int) -> DecodeAttentionConfig:
-        config = decode_attention_config(rows, self.spec.head_dim)
+    def _decode_config(self, rows: int, short: bool = False) -> DecodeAttentionConfig:
+        config = decode_attention_config(rows, self.spec.head_dim, short)
         return replace(config, tile=32, warps=4, stages=1) if self.dtype.itemsize == 4 else config
 
     def _prefill_config(self, capability: tuple[int, int]) -> PrefillAttentionConfig:

@@ -9,6 +9,7 @@ from octavo.config import EngineConfig
 from octavo.core.blocks import BlockPool
 from octavo.core.memory import CacheSize
 from octavo.engine.loop import Executor
+from octavo.errors import InvalidConfig, InvalidRequest
 from octavo.executor.inline import Inline
 from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles, find_model
@@ -87,13 +88,21 @@ def default_params(generation: dict[str, Any]) -> SamplingParams:
     """Sampling for requests that give none: what the model's generation_config.json says.
 
     `do_sample: false` means greedy, as in transformers.
+
+    Raises:
+        InvalidConfig: a value that SamplingParams refuses.
     """
     found = {name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None}
     if generation.get("do_sample") is False:
         found = {"temperature": 0.0} | {k: v for k, v in found.items() if k == "repetition_penalty"}
     if isinstance(generation.get("max_new_tokens"), int):
         found["max_tokens"] = generation["max_new_tokens"]
-    params = SamplingParams(**found)
+    try:
+        params = SamplingParams(**found)
+    except InvalidRequest as error:
+        raise InvalidConfig(
+            f"generation_config.json: {error.message}", "Mend the file, or start with generation_config='vllm'."
+        ) from None
     if found:
         shown = ", ".join(f"{name}={value}" for name, value in found.items())
         logger.info("Default sampling from generation_config.json: %s (generation_config='vllm' ignores it)", shown)

@@ -31,13 +31,22 @@ class DecodeAttentionConfig:
     max_splits: int = 128
 
 
-def decode_attention_config(rows: int, head_dim: int) -> DecodeAttentionConfig:
-    """Few rows: fewer, larger tiles, so fewer partial results to add; many rows: small programs, many a processor."""
+SHORT_CONTEXT = 384  # mean cached tokens of a row, up to which many rows are better served by small tiles
+
+
+def decode_attention_config(rows: int, head_dim: int, short: bool = False) -> DecodeAttentionConfig:
+    """What was fastest on one H200 with heads of 128 values; `short`: contexts of at most about SHORT_CONTEXT tokens.
+
+    Few rows: large tiles, so few partial results to combine. Many rows with little in the cache: small programs, many
+    on a multiprocessor, as a program's beginning and end count for more than its loop.
+    """
     if head_dim > 128:
         return DecodeAttentionConfig(tile=32, warps=4, stages=3)
     if rows <= 8:
         return DecodeAttentionConfig(tile=64, warps=4, stages=2)
-    return DecodeAttentionConfig(tile=32, warps=2, stages=4)
+    if rows <= 64:
+        return DecodeAttentionConfig(tile=64, warps=4, stages=3)
+    return DecodeAttentionConfig(16, 2, 4) if short else DecodeAttentionConfig(64, 4, 2)
 
 
 class DecodeWorkspace:

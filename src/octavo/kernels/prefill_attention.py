@@ -20,7 +20,8 @@ class PrefillAttentionConfig:
     """`query_rows`: rows of a program, a row being one query head of one token; `tile`: keys a turn of the loop.
 
     `bulk_copies`: K and V come through tensor descriptors (TMA on Hopper), which needs tile <= block_size and a
-    head_dim that is a power of two.
+    head_dim that is a power of two. `registers` of a thread are at most so many (0: as many as there are), so that two
+    programs share a multiprocessor: one multiplies while the other takes exponentials.
     """
 
     query_rows: int
@@ -28,6 +29,7 @@ class PrefillAttentionConfig:
     warps: int
     stages: int
     bulk_copies: bool = False
+    registers: int = 0
 
 
 def prefill_attention_config(
@@ -42,60 +44,11 @@ def prefill_attention_config(
 
 
 @triton.jit
-def block_of(
-    blocks, start, limit, block_size: tl.constexpr, tile: tl.constexpr
-):
-    """The cache's block, or block of each key, of the tile at `start`; 0, the dump, from `limit` on."""
-    if block_size >= tile:
-        block = tl.load(blocks + start // block_size, mask=start < limit, other=0)
-    else:
-        t = tl.arange(0, tile)
-        block = tl.load(blocks + (start + t) // block_size, mask=start + t < limit, other=0)
-    return block
-
-
-@triton.jit
-def places_of(
-    block, start, kv_head, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
-    tile: tl.constexpr,
-):  # fmt: skip
-    """Offsets [tile] of the first values of a tile's keys in the cache."""
-    t = tl.arange(0, tile)
-    head = (block.to(tl.int64) * num_kv_heads + kv_head) * (block_size * head_dim)
-    if block_size >= tile:
-        places = head + (start % block_size + t) * head_dim
-    else:
-        places = head + (start + t) % block_size * head_dim
-    return places
-
-
-@triton.jit
-def products(
-    q, key_cache, key_tiles, block, start, kv_head, num_kv_heads: tl.constexpr, head_dim: tl.constexpr,
-    padded_dim: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr, bulk_copies: tl.constexpr,
-):  # fmt: skip
-    """Query . key of one tile, float32. Keys behind a sequence's end are read as they are: nobody looks at the results."""
-    if bulk_copies:
-        k = key_tiles.load([((block * num_kv_heads + kv_head) * block_size + start % block_size).to(tl.int32), 0])
-    else:
-        d = tl.arange(0, padded_dim)
-        place = places_of(block, start, kv_head, num_kv_heads, head_dim, block_size, tile)
-        if padded_dim != head_dim:
-            k = tl.load(key_cache + place[:, None] + d[None, :], mask=(d < head_dim)[None, :], other=0.0)
-        else:
-            k = tl.load(key_cache + place[:, None] + d[None, :])
-    return tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
-
-
-@triton.jit
 def attend(
     q,
     m,
     total,
     acc,
-    s,
-    block,
-    next_block,
     key_cache,
     value_cache,
     key_tiles,
@@ -120,24 +73,37 @@ def attend(
     has_softcap: tl.constexpr,
     has_window: tl.constexpr,
 ):
-    """Keys [begin, end) for all rows; `masked` where some row must not see some key, or the last tile is not full.
-
-    Handed on from tile to tile, and from one call to the next: the products `s` of the next tile, which are computed
-    while this one's softmax is, its block, and the block behind that, as a lookup in the turn that needs it would cost
-    the pipeline of copies a stage.
-    """
+    """Keys [begin, end) for all rows; `masked` where some row must not see some key, or the last tile is not full."""
     dtype: tl.constexpr = q.dtype
     d = tl.arange(0, padded_dim)
     t = tl.arange(0, tile)
     inside = d < head_dim
     factor = LOG2_E if has_softcap else scale * LOG2_E
+    limit = tl.minimum(end, context)  # a last tile may reach beyond, where there are no blocks
+    # As in decode attention, block ids are loaded one turn ahead.
+    if block_size >= tile:
+        block = tl.load(blocks + begin // block_size, mask=begin < limit, other=0)
+    else:
+        block = tl.load(blocks + (begin + t) // block_size, mask=begin + t < limit, other=0)
     for start in tl.range(begin, end, tile, num_stages=stages):
-        next_block = block_of(blocks, start + tile, context, block_size, tile)
-        block = block_of(blocks, start, context, block_size, tile)
-        following = products(
-            q, key_cache, key_tiles, next_block, start + tile, kv_head, num_kv_heads, head_dim, padded_dim, block_size,
-            tile, bulk_copies,
-        )  # fmt: skip
+        if block_size >= tile:
+            run = (block.to(tl.int64) * num_kv_heads + kv_head) * block_size + start % block_size
+            place = (run + t) * head_dim
+            next_block = tl.load(blocks + (start + tile) // block_size, mask=start + tile < limit, other=0)
+        else:
+            place = (block.to(tl.int64) * num_kv_heads + kv_head) * (block_size * head_dim)
+            place += (start + t) % block_size * head_dim
+            next_block = tl.load(blocks + (start + tile + t) // block_size, mask=start + tile + t < limit, other=0)
+        seen = start + t < limit
+        if bulk_copies and not masked:
+            k = key_tiles.load([run.to(tl.int32), 0])
+        elif masked:
+            k = tl.load(key_cache + place[:, None] + d[None, :], mask=seen[:, None] & inside[None, :], other=0.0)
+        elif padded_dim != head_dim:
+            k = tl.load(key_cache + place[:, None] + d[None, :], mask=inside[None, :], other=0.0)
+        else:
+            k = tl.load(key_cache + place[:, None] + d[None, :])
+        s = tl.dot(q, tl.trans(k.to(dtype)), input_precision="ieee")
         if has_softcap:
             s = softcap * tanh(s * (scale / softcap))
         if masked:
@@ -153,11 +119,9 @@ def attend(
         p = tl.exp2(s * factor - shift[:, None])
         alpha = tl.exp2(m - shift)
         total = total * alpha + tl.sum(p, 1)
-        place = places_of(block, start, kv_head, num_kv_heads, head_dim, block_size, tile)
         if bulk_copies and not masked:
-            v = value_tiles.load([((block * num_kv_heads + kv_head) * block_size + start % block_size).to(tl.int32), 0])
-        elif masked:  # what lies behind the sequence's end may not be a number
-            seen = start + t < context
+            v = value_tiles.load([run.to(tl.int32), 0])
+        elif masked:
             v = tl.load(value_cache + place[:, None] + d[None, :], mask=seen[:, None] & inside[None, :], other=0.0)
         elif padded_dim != head_dim:
             v = tl.load(value_cache + place[:, None] + d[None, :], mask=inside[None, :], other=0.0)
@@ -165,8 +129,8 @@ def attend(
             v = tl.load(value_cache + place[:, None] + d[None, :])
         acc = tl.dot(p.to(dtype), v.to(dtype), acc * alpha[:, None], input_precision="ieee")
         m = m_new
-        s = following
-    return m, total, acc, s, block, next_block
+        block = next_block
+    return m, total, acc
 
 
 @triton.jit(do_not_specialize=["num_seqs", "window"])
@@ -245,30 +209,24 @@ def prefill_attention_kernel(
     # Keys [all_from, all_to) are seen by every row; before and after, some rows must be masked.
     end = last_position + 1
     all_to = (first_position + 1) // tile * tile
-    begin, all_from = first_position * 0, first_position * 0
+    begin, all_from = 0, 0
     if has_window:
         begin = tl.maximum(first_position - window + 1, 0) // tile * tile
-    block = block_of(blocks, begin, context, block_size, tile)
-    next_block = block_of(blocks, begin + tile, context, block_size, tile)
-    s = products(
-        q, key_cache, key_tiles, block, begin, kv_head, num_kv_heads, head_dim, padded_dim, block_size, tile, bulk_copies
-    )  # fmt: skip
-    if has_window:
         all_from = (tl.maximum(last_position - window + 1, 0) + tile - 1) // tile * tile
         all_from = tl.minimum(all_from, (end + tile - 1) // tile * tile)
         all_to = tl.maximum(all_to, all_from)
-        m, total, acc, s, block, next_block = attend(
-            q, m, total, acc, s, block, next_block, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, begin,
+        m, total, acc = attend(
+            q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, begin,
             all_from, context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages,
             True, bulk_copies, has_softcap, has_window,
         )  # fmt: skip
-    m, total, acc, s, block, next_block = attend(
-        q, m, total, acc, s, block, next_block, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_from, all_to,
+    m, total, acc = attend(
+        q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_from, all_to,
         context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages, False,
         bulk_copies, has_softcap, has_window,
     )  # fmt: skip
-    m, total, acc, s, block, next_block = attend(
-        q, m, total, acc, s, block, next_block, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_to, end,
+    m, total, acc = attend(
+        q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_to, end,
         context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages, True,
         bulk_copies, has_softcap, has_window,
     )  # fmt: skip
@@ -352,5 +310,6 @@ def prefill_attention(
         has_softcap=softcap is not None,
         has_window=window is not None,
         num_warps=config.warps,
+        **({"maxnreg": config.registers} if config.registers else {}),
         **launch_options(dependent),
     )

@@ -43,7 +43,7 @@ class Tokenizer:
         raw.no_truncation()
         raw.no_padding()
         self.special_tokens = _special_tokens(config)
-        self.chat_templates = dict(chat_templates or {})
+        self.chat_templates = {name: text for name, text in (chat_templates or {}).items() if isinstance(text, str)}
         _add_tokens(raw, config.get("added_tokens_decoder") or {}, self.special_tokens.values())
         self.raw = raw
         added = raw.get_added_tokens_decoder()

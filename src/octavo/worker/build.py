@@ -24,13 +24,8 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     tensors: Iterable[tuple[str, Tensor]],
-    *,
-    position_margin: int = 0,
 ) -> CausalLM:
     """Build without weights, choose how they are kept, allocate, load; `dtype` becomes the spec's.
-
-    `position_margin` positions past `spec.max_model_len` may be computed (drafts, repeated steps) though
-    their tokens are never kept.
 
     Raises:
         InvalidConfig: no model serves the architecture.
@@ -42,9 +37,8 @@ def build_model(
     for module in model.modules():
         if isinstance(module, Linear):
             module.method = method
-        if isinstance(module, Rotary):
-            module.build(dtype, device, position_margin)
-        elif isinstance(module, Layer) and not (module is model.lm_head and spec.tie_word_embeddings):
+        tied = module is model.lm_head and spec.tie_word_embeddings
+        if isinstance(module, Rotary | Layer) and not tied:
             module.build(dtype, device)
     load(model, tensors)
     return model.eval()

@@ -35,7 +35,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def clear(caches: list[Cache], blocks: Tensor) -> None:
-    """Zero these blocks, after a fault may have left NaN in them."""
+    """Take what is no number out of these blocks, after a fault; the rest may be a neighbour's too, and stays."""
     for key, value in caches:
-        key[blocks] = 0
-        value[blocks] = 0
+        for part in (key, value):
+            part[blocks] = part[blocks].nan_to_num(0.0, 0.0, 0.0)

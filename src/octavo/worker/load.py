@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from octavo.config import EngineConfig
+from octavo.core.memory import GIB, num_parameters
 from octavo.errors import InvalidConfig
 from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles
@@ -15,6 +16,7 @@ from octavo.model_spec import ModelSpec
 from octavo.weights.dummy import dummy_tensors
 from octavo.weights.gguf import gguf_tensors
 from octavo.weights.safetensors import safetensors_tensors
+from octavo.worker import machine
 from octavo.worker.build import build_model
 
 
@@ -37,9 +39,11 @@ def load_model(
     """Build and fill the model.
 
     Raises:
-        InvalidConfig: a `load_format` that the checkpoint is not.
+        InvalidConfig: a `load_format` that the checkpoint is not, or weights above the memory of the CPU's machine.
         InvalidWeights: a damaged or incomplete checkpoint.
     """
+    if device.type == "cpu":
+        _check_fits(spec, dtype)
     wanted = config.model.load_format
     if wanted == "dummy":
         return build_model(spec, dtype, device, dummy_tensors(spec, dtype, config.model.seed, device))
@@ -48,3 +52,15 @@ def load_model(
         raise InvalidConfig(f"load_format={wanted} does not fit {found}.", "Leave load_format at auto.")
     tensors = gguf_tensors(gguf, dtype) if gguf is not None else safetensors_tensors(files.folder)
     return build_model(spec, dtype, device, tensors)
+
+
+def _check_fits(spec: ModelSpec, dtype: torch.dtype) -> None:
+    """Refuse before anything is allocated: a system that lends memory freely would end the process instead."""
+    needed, free = num_parameters(spec) * dtype.itemsize, machine.available_memory()
+    if needed > free:
+        raise InvalidConfig(
+            f"The weights take {needed / GIB:,.2f} GiB as {spec.num_layers} layers of hidden_size={spec.hidden_size}, "
+            f"intermediate_size={spec.intermediate_size}, vocab_size={spec.vocab_size}, "
+            f"and {free / GIB:,.2f} GiB of memory are available.",
+            "Run a smaller model, or mend config.json.",
+        )

@@ -99,7 +99,7 @@ def _cpu_cache_size(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -
     if config.cache.num_gpu_blocks_override is None:
         why = "kv_cache_memory_bytes" if given else "the lesser of 4 GiB and 40 % of the memory available"
         logger.info("Available KV cache memory: %.2f GiB (%s)", available / GIB, why)
-    return size_cache(
+    size = size_cache(
         spec,
         element_bytes=dtype.itemsize,
         block_size=config.cache.block_size,
@@ -107,3 +107,10 @@ def _cpu_cache_size(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -
         available_bytes=available,
         num_blocks=config.cache.num_gpu_blocks_override,
     )
+    free = machine.available_memory()
+    if size.num_bytes > free:
+        raise InvalidConfig(
+            f"A KV cache of {size.num_bytes / GIB:.2f} GiB was asked for, and {free / GIB:.2f} GiB are available.",
+            "Lower kv_cache_memory_bytes or num_gpu_blocks_override.",
+        )
+    return size

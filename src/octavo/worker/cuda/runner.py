@@ -9,6 +9,7 @@ from torch import Tensor
 from octavo.attention.triton import LayerAttention, Sequences, TritonAttention
 from octavo.core.step import Chunk, Step, StepResult
 from octavo.kernels.batch_rows import batch_rows
+from octavo.kernels.decode_attention import SHORT_CONTEXT
 from octavo.kernels.decode_plan import DecodeRows
 from octavo.kernels.edit_logits import count_tokens
 from octavo.layers.decoder import CausalLM
@@ -20,6 +21,7 @@ from octavo.worker.cuda.sampling import DeviceSampler, Reading
 from octavo.worker.cuda.slots import DeviceSlots
 from octavo.worker.cuda.tuning import Products, choose_products
 
+MANY_ROWS = 64  # beyond which the length of contexts decides how attention is best done
 FEW_SEQUENCES = 8  # so many or fewer in a mixed step are all treated as prompts: one kind of attention, not two
 PROMPT_LOGPROB_ROWS = 128
 FAULTS = (0.0, float("nan"), float("inf"), 0.0)  # what the largest logit was, by code of `kernels.sample`
@@ -148,8 +150,9 @@ class Runner:
         self.slots.set_rows("decode_slots", slots)
         self._send()
         chunks = list(enumerate(step.chunks))
+        short = rows > MANY_ROWS and sum(c.start for c in step.chunks) <= SHORT_CONTEXT * len(chunks)
         for _ in range(step.repeat):
-            self.graphs.run(("decode", rows, featured), partial(self._decode_launches, rows, featured))
+            self.graphs.run(("decode", rows, featured, short), partial(self._decode_launches, rows, featured, short))
             parts.append(self._reading(chunks))
 
     def _mixed(self, chunks: list[Chunk], ahead: int, parts: list[Part]) -> None:
@@ -240,17 +243,24 @@ class Runner:
         torch.index_select(hidden, 0, slots["sample_rows"][: self.max_rows], out=self.gathered)
         return hidden
 
-    def _decode_launches(self, rows: int, featured: bool) -> None:
+    def _decode_launches(self, rows: int, featured: bool, short: bool) -> None:
         slots, table = self.slots, self.slots["block_table"]
         fed, active = self._rows(rows), slots["decode_slots"][:rows]
         products = self.products[rows]
         dependent = self.dependent and products is not None
         self.attention.plan(
-            active, slots["length"], slots["tokens"], table, rows=fed, new_in_cache=False, dependent=dependent
+            active,
+            slots["length"],
+            slots["tokens"],
+            table,
+            rows=fed,
+            new_in_cache=False,
+            short=short,
+            dependent=dependent,
         )
 
         def attend(layer: LayerAttention, qkv: Tensor, out: Tensor) -> None:
-            self.attention.decode(layer, qkv, table, out, rows=rows, fused=True, dependent=dependent)
+            self.attention.decode(layer, qkv, table, out, rows=rows, fused=True, short=short, dependent=dependent)
 
         if products is None:
             hidden = self.network.run(fed.token_ids, attend)
@@ -272,10 +282,11 @@ class Runner:
                 for decoding in (False, True) if seqs == self.max_rows > FEW_SEQUENCES else (False,):
                     launches = partial(_drop, partial(self._mixed_launches, tokens, seqs, decoding))
                     yield ("mixed", tokens, seqs, decoding), launches
-        for rows in reversed(self.sizes):
-            yield ("decode", rows, False), partial(self._decode_launches, rows, False)
+        for sizes, featured in ((self.sizes, False), (self.rare_sizes, True)):
+            for rows in reversed(sizes):
+                for short in (False, True) if rows > MANY_ROWS else (False,):
+                    yield ("decode", rows, featured, short), partial(self._decode_launches, rows, featured, short)
         for rows in reversed(self.rare_sizes):
-            yield ("decode", rows, True), partial(self._decode_launches, rows, True)
             for featured in (False, True):
                 yield ("sample", rows, featured), partial(self._sample_launches, rows, featured)
 
