@@ -110,7 +110,7 @@ class EngineConfig:
         parse_length(model.max_model_len)
         parse_bytes("kv_cache_memory_bytes", cache.kv_cache_memory_bytes)
         _check("max_logprobs", model.max_logprobs, -1)
-        _check("seed", model.seed, -(2**63), 2**63 - 1)
+        _check("seed", model.seed, -(2**63))
         _check("block_size", cache.block_size, 1, 1024)
         _check("max_num_seqs", scheduler.max_num_seqs, 1, 65536)
         _check("max_num_batched_tokens", scheduler.max_num_batched_tokens, 1)
@@ -183,7 +183,7 @@ def _docstrings(kind: type) -> dict[str, str]:
     return helps
 
 
-def _check(name: str, value: int | None, low: int, high: int = 2**31 - 1) -> None:
+def _check(name: str, value: int | None, low: int, high: int = 2**63 - 1) -> None:
     if value is None and any(o.name == name and o.default is None for o in options()):
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
