@@ -44,15 +44,20 @@ def test_chunks_and_blocks_change_nothing(checkpoint: Path, make_llm: Make) -> N
 @pytest.mark.case("KV-03")
 def test_thousands_of_requests_leave_nothing_behind(make_llm: Make) -> None:
     llm = make_llm(max_num_seqs=16, num_gpu_blocks_override=200)
+    before = num_requests()  # other tests of this process may have left some on purpose
     rng = random.Random(0)
     sizes = []
     for _ in range(5):
         churn(llm, rng, 1000)
         assert_idle(llm)
         gc.collect()
-        assert not [x for x in gc.get_objects() if type(x) is Request]
+        assert num_requests() <= before
         sizes.append(resident_memory())
     assert sizes[-1] < 1.05 * sizes[0], sizes
+
+
+def num_requests() -> int:
+    return sum(type(x) is Request for x in gc.get_objects())
 
 
 def churn(llm: LLM, rng: random.Random, count: int) -> None:

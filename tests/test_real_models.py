@@ -49,8 +49,8 @@ def test_greedy_text_is_transformers(name: str, count: int, num_tokens: int, mak
 
 
 def test_the_capital_of_france(make_llm: Make) -> None:
-    """The default model in its default type answers a chat."""
-    llm = make_llm(real_models.real_gguf("smollm2"), dtype="auto")
+    """The default model answers a chat. In float32: in bfloat16 its first word is a near tie that kernels decide."""
+    llm = make_llm(real_models.real_gguf("smollm2"), dtype="float32")
     question = [{"role": "user", "content": "What is the capital of France?"}]
     output = llm.chat(question, SamplingParams(temperature=0, max_tokens=32), use_tqdm=False)[0].outputs[0]
     assert output.text == "The capital of France is Paris."
