@@ -13,14 +13,14 @@ import sys
 CHILD = """
 import json, resource, sys
 from octavo import LLM, SamplingParams
+from octavo.core.memory import num_parameters
 llm = LLM(dtype="bfloat16", num_threads=2, kv_cache_memory_bytes=sys.argv[1], max_num_seqs=32)
 cache = llm.engine.loop.executor.runner.caches
 for key, value in cache:  # touch every page, as a full cache would
     key.zero_(); value.zero_()
 params = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
 llm.generate([[7 + i] * 32 for i in range(32)], params, use_tqdm=False)
-model = llm.engine.loop.executor.runner.model
-weights = sum(p.numel() * p.element_size() for p in {id(p): p for p in model.parameters()}.values())
+weights = 2 * num_parameters(llm.engine.spec)  # the checkpoint's own, once: a packed copy counts as everything else
 print(json.dumps({
     "weights": weights,
     "cache": sum(t.numel() * t.element_size() for pair in cache for t in pair),
