@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.core.step import Step, StepResult
-from octavo.types import Delta, FinishReason
+from octavo.types import Delta, FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
     request_id: str
     num_prompt_tokens: int
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)

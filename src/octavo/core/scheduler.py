@@ -72,6 +72,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of what waits."""
+        return sum(seq.num_prompt_tokens for seq in self._waiting)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -102,7 +107,7 @@ class Scheduler:
         self._live[request.id] = seq
         insort(self._waiting, seq, key=by_rank)
         if self.subscribers:
-            self._tell(Added(request.id, num_prompt_tokens))
+            self._tell(Added(request.id, num_prompt_tokens, request))
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request now, in whatever state it is. No delta of it follows. False if it is not at work."""
