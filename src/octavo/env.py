@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -27,6 +28,11 @@ def configures_logging() -> bool:
     return _text("OCTAVO_CONFIGURE_LOGGING") != "0"
 
 
+def cpu_kernels() -> bool:
+    """`OCTAVO_CPU_KERNELS=0` computes with PyTorch's operators instead of the C++ kernels, which need a compiler."""
+    return _text("OCTAVO_CPU_KERNELS") != "0"
+
+
 def hub_offline() -> bool:
     return (_text("HF_HUB_OFFLINE") or "").upper() in {"1", "ON", "YES", "TRUE"}
 
@@ -43,6 +49,11 @@ def hub_cache() -> Path:
         return Path(home).expanduser() / "hub"
     base = _text("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else _home() / ".cache") / "huggingface" / "hub"
+
+
+def for_child(path: Iterable[str]) -> dict[str, str]:
+    """The environment for a Python process that shall find the same modules at `path`, an interpreter's `sys.path`."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in path)}
 
 
 def _home() -> Path:
