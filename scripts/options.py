@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from octavo.config import ENGINE_ELSEWHERE, options
+from octavo.config import ENGINE_ELSEWHERE, TITLES, options
 
-TITLES = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduler", "device": "Device"}
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
 
 

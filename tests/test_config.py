@@ -35,7 +35,7 @@ def test_every_option_has_a_sentence() -> None:
     [("block_size", 0), ("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("depth", -1), ("num_scheduler_steps", 0),
      ("dtype", "int8"), ("scheduling_policy", "lifo"), ("load_format", "pt"), ("enable_prefix_caching", "yes"),
      ("seed", "x"), ("revision", 3), ("model", 5),
-     ("max_num_seqs", True), ("max_num_seqs", None), ("num_threads", 0), ("max_logprobs", -2)],
+     ("max_num_seqs", True), ("num_scheduler_steps", None), ("num_threads", 0), ("max_logprobs", -2)],
 )  # fmt: skip
 def test_a_value_outside_its_range_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(InvalidConfig, match=name):

@@ -4,16 +4,21 @@ import io
 import os
 import sys
 
-from cyclopts import App
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from octavo import log
 from octavo.errors import OctavoError
+from octavo.flags import read_config_file
 from octavo.version import __version__
 
 app = App(
     name="octavo",
     version=f"octavo {__version__}",
     help="LLM inference with a paged KV cache and continuous batching.",
+    config=read_config_file,
+    print_error=False,
+    exit_on_error=False,
+    verbose=False,
     help_epilogue="Start with: octavo pull smollm2, then octavo demo.",
 )
 app.command("octavo.tools.pull:pull", help="Download a small model that needs no account.")
@@ -29,6 +34,11 @@ def main() -> None:
     try:
         log.set_up()
         app()
+    except CycloptsError as error:
+        print(
+            f"octavo: {_cause(error)} See {' '.join(('octavo', *(error.command_chain or ())))} --help.", file=sys.stderr
+        )
+        sys.exit(2)
     except OctavoError as error:
         sys.exit(f"octavo: {error}")
     except KeyboardInterrupt:
@@ -37,3 +47,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still held back would fail again at the end
         # A reader that has enough, such as `head`, is no fault.
         sys.exit(None if isinstance(error, BrokenPipeError) else f"octavo: {error}")
+
+
+def _cause(error: CycloptsError) -> str:
+    if isinstance(error, UnusedCliTokensError):
+        return f"Not expected: {' '.join(error.unused_tokens or ())}. A text of several words goes into quotes."
+    return str(error)

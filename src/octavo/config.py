@@ -14,6 +14,7 @@ from octavo.errors import InvalidConfig, shown
 from octavo.known import Elsewhere, drop_known
 
 GROUPS = ("model", "cache", "scheduler", "device")
+TITLES = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduler", "device": "Device"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,16 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: int = 16
-    """Tokens in one KV block."""
+    block_size: int | None = None
+    """Tokens in one KV block; 16 on a CPU, 64 on a GPU (16 there with unusual head sizes)."""
     gpu_memory_utilization: float = 0.92
     """Share of the GPU's memory that this engine may use in all."""
     kv_cache_memory_bytes: int | str | None = None
     """Bytes for the KV cache (also 512M, 4G); on a CPU the lesser of 4 GiB and 40 % of what is available."""
     num_gpu_blocks_override: int | None = None
     """Number of KV blocks, instead of sizing by memory."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Type of K and V in the cache. auto: the model's; fp8 (e4m3): half the memory, a little less exact, GPUs only."""
     enable_prefix_caching: bool = True
     """Share the KV blocks of equal prompt beginnings between requests."""
 
@@ -66,8 +69,8 @@ class CacheConfig:
 class SchedulerConfig:
     """What runs together in a step."""
 
-    max_num_seqs: int = 256
-    """Most sequences that run at once."""
+    max_num_seqs: int | None = None
+    """Most sequences that run at once; 256, and 1024 on a GPU with 70 GiB or more."""
     max_num_batched_tokens: int | None = None
     """Most tokens computed in one step; longer prompts are computed in chunks. 4096 on a CPU, 16384 on a GPU."""
     num_scheduler_steps: int = 1
@@ -86,6 +89,8 @@ class DeviceConfig:
     """What computes. auto: an NVIDIA GPU where there is one."""
     enforce_eager: bool = False
     """Launch every kernel by itself on a GPU instead of replaying captured graphs: slow, for finding faults."""
+    deterministic: bool = False
+    """Let the same request give the same numbers, bit for bit, whatever else runs; slower, and on GPUs only."""
     num_threads: int | None = None
     """Threads of a CPU engine; the physical cores this process may use when not given."""
 
@@ -159,14 +164,15 @@ class Option(NamedTuple):
 @functools.cache
 def options() -> tuple[Option, ...]:
     """Every option with its default and the sentence written under it."""
-    return tuple(_options())
+    kinds = (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig)
+    return tuple(option for group, kind in zip(GROUPS, kinds, strict=True) for option in options_of(kind, group))
 
 
-def _options() -> Iterator[Option]:
-    for group, kind in zip(GROUPS, (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig), strict=True):
-        helps = _docstrings(kind)
-        for f in dataclasses.fields(kind):
-            yield Option(group, f.name, f.type, f.default, helps[f.name])
+def options_of(kind: type, group: str) -> Iterator[Option]:
+    """The options that are the fields of a dataclass, each with a sentence written under it."""
+    helps = _docstrings(kind)
+    for f in dataclasses.fields(kind):
+        yield Option(group, f.name, f.type, f.default, helps[f.name])
 
 
 def _docstrings(kind: type) -> dict[str, str]:
@@ -203,6 +209,7 @@ def _check_choice(option: Option, value: object) -> None:
 SAME_AS = {
     "dtype": {"half": "float16", "float": "float32", **{t: t for t in ("bfloat16", "float16", "float32")}},
     "load_format": {"hf": "auto"},
+    "kv_cache_dtype": {"fp8_e4m3": "fp8", "None": "auto"},
 }
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
@@ -235,18 +242,17 @@ _WATCHING = "it is an option of a server's metrics and traces"
 ENGINE_ELSEWHERE = {
     "trust_remote_code": Elsewhere("models are part of Octavo; no code of a checkpoint is run", (None, False, True)),
     "tokenizer_mode": Elsewhere("tokenizers are read from tokenizer.json", (None, "auto", "hf")),
-    "tokenizer_revision": Elsewhere("give the tokenizer as a local folder"),
-    "code_revision": Elsewhere("no code of a checkpoint is run"),
-    "hf_token": Elsewhere("set HF_TOKEN in the environment"),
+    "tokenizer_revision": Elsewhere("give the tokenizer as a local folder", (None,)),
+    "code_revision": Elsewhere("no code of a checkpoint is run", (None,)),
+    "hf_token": Elsewhere("set HF_TOKEN in the environment", (None,)),
     "hf_overrides": Elsewhere("edit a copy of config.json", (None, {})),
-    "hf_config_path": Elsewhere("put config.json beside the weights"),
+    "hf_config_path": Elsewhere("put config.json beside the weights", (None,)),
     "config_format": Elsewhere("config.json or GGUF metadata is read", (None, "auto", "hf")),
     "quantization": Elsewhere("only unquantized and GGUF checkpoints are read", (None, "gguf")),
-    "kv_cache_dtype": Elsewhere("the KV cache has the model's type", (None, "auto")),
     "kv_cache_dtype_skip_layers": Elsewhere("the KV cache is not quantized", (None, [])),
     "calculate_kv_scales": Elsewhere("the KV cache is not quantized"),
-    "kv_transfer_config": Elsewhere("KV blocks stay in this engine"),
-    "kv_events_config": Elsewhere("subscribe to the scheduler's events instead"),
+    "kv_transfer_config": Elsewhere("KV blocks stay in this engine", (None,)),
+    "kv_events_config": Elsewhere("subscribe to the scheduler's events instead", (None,)),
     "kv_cache_metrics": Elsewhere("subscribe to the scheduler's events instead"),
     "kv_cache_metrics_sample": Elsewhere("subscribe to the scheduler's events instead", (None, 0.01)),
     "kv_offloading_backend": Elsewhere("there is no second tier of KV memory", (None, "native")),
@@ -259,9 +265,9 @@ ENGINE_ELSEWHERE = {
     "scheduler_reserve_full_isl": Elsewhere("blocks for the whole prompt are always reserved", (None, True)),
     "watermark": Elsewhere("admission keeps half a free block for each running sequence", (None, 0, 0.0)),
     "stream_interval": Elsewhere("every step is reported", (None, 1)),
-    "max_num_queued_reqs": Elsewhere(_SERVER),
-    "max_num_queued_tokens": Elsewhere(_SERVER),
-    "max_num_active_seqs": Elsewhere("use max_num_seqs"),
+    "max_num_queued_reqs": Elsewhere(_SERVER, (None,)),
+    "max_num_queued_tokens": Elsewhere(_SERVER, (None,)),
+    "max_num_active_seqs": Elsewhere("use max_num_seqs", (None,)),
     "async_scheduling": Elsewhere("use depth=0 to wait for every step", (None, True)),
     "swap_space": Elsewhere("preempted sequences are computed again", (None, 0, 4)),
     "cpu_offload_gb": Elsewhere("weights stay where they are computed", (None, 0)),
@@ -283,9 +289,9 @@ ENGINE_ELSEWHERE = {
     "enable_lora": Elsewhere("there are no adapters yet"),
     "max_loras": Elsewhere("there are no adapters yet", (None, 1)),
     "max_lora_rank": Elsewhere("there are no adapters yet", (None, 16)),
-    "max_cpu_loras": Elsewhere("there are no adapters yet"),
+    "max_cpu_loras": Elsewhere("there are no adapters yet", (None,)),
     "lora_modules": Elsewhere("there are no adapters yet", (None, [])),
-    "speculative_config": Elsewhere("there is no speculation yet"),
+    "speculative_config": Elsewhere("there is no speculation yet", (None,)),
     "structured_outputs_config": Elsewhere("structured output is not built in yet", (None, {})),
     "limit_mm_per_prompt": Elsewhere("models are text only", (None, {})),
     "mm_processor_kwargs": Elsewhere("models are text only", (None, {})),
@@ -294,22 +300,22 @@ ENGINE_ELSEWHERE = {
     "logits_processors": Elsewhere("add a file to octavo/sampling", (None, [])),
     "prefix_caching_hash_algo": Elsewhere("blocks are hashed with blake2b", (None, "sha256", "builtin", "xxhash")),
     "disable_log_stats": Elsewhere("progress is shown by the progress bar", (None, False, True)),
-    "served_model_name": Elsewhere(_SERVER),
+    "served_model_name": Elsewhere(_SERVER, (None,)),
     "enable_log_requests": Elsewhere(_SERVER),
-    "max_log_len": Elsewhere(_SERVER),
-    "otlp_traces_endpoint": Elsewhere(_WATCHING),
-    "collect_detailed_traces": Elsewhere(_WATCHING),
+    "max_log_len": Elsewhere(_SERVER, (None,)),
+    "otlp_traces_endpoint": Elsewhere(_WATCHING, (None,)),
+    "collect_detailed_traces": Elsewhere(_WATCHING, (None,)),
     "enable_mfu_metrics": Elsewhere(_WATCHING),
     "enable_layerwise_nvtx_tracing": Elsewhere(_WATCHING),
     "custom_histogram_buckets": Elsewhere(_WATCHING, (None, {})),
-    "profiler_config": Elsewhere("use torch.profiler around generate"),
+    "profiler_config": Elsewhere("use torch.profiler around generate", (None,)),
     "jit_monitor_mode": Elsewhere("a compilation while serving is always logged", (None, "warn")),
-    "performance_mode": Elsewhere("there is one mode"),
+    "performance_mode": Elsewhere("there is one mode", (None,)),
     "optimization_level": Elsewhere("there is one level", (None, 0, 1, 2, 3)),
     "reasoning_parser": Elsewhere("the text comes as the model writes it", (None, "")),
     "tool_call_parser": Elsewhere("the text comes as the model writes it", (None, "")),
     "enable_auto_tool_choice": Elsewhere("the text comes as the model writes it"),
-    "chat_template": Elsewhere("give it to LLM.chat"),
+    "chat_template": Elsewhere("give it to LLM.chat", (None,)),
     "chat_template_content_format": Elsewhere("it is found by trying the template", (None, "auto")),
     "runner": Elsewhere("models generate text", (None, "auto", "generate")),
     "task": Elsewhere("models generate text", (None, "auto", "generate")),

@@ -5,14 +5,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from octavo.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.inputs import Prompt
 from octavo.errors import InvalidRequest, OctavoError
+from octavo.flags import ENGINE, with_options
 from octavo.text import chat
 from octavo.types import FinishReason, RequestOutput, RequestOutputKind, SamplingParams
 
 
+@with_options(config=ENGINE)
 def generate(
     prompt: Annotated[str, Parameter(allow_leading_hyphen=True)],
     *,
@@ -20,12 +22,9 @@ def generate(
     max_tokens: int = 128,
     temperature: float = 0.0,
     top_p: float = 1.0,
-    seed: Annotated[int | None, Parameter(name="--sampling-seed")] = None,
+    sampling_seed: int | None = None,
     stop: tuple[str, ...] = (),
-    model: Annotated[ModelConfig, Parameter(name="*", group="Model")] = ModelConfig(),  # noqa: B008 - frozen
-    cache: Annotated[CacheConfig, Parameter(name="*", group="KV cache")] = CacheConfig(),  # noqa: B008
-    scheduler: Annotated[SchedulerConfig, Parameter(name="*", group="Scheduler")] = SchedulerConfig(),  # noqa: B008
-    device: Annotated[DeviceConfig, Parameter(name="*", group="Device")] = DeviceConfig(),  # noqa: B008
+    config: EngineConfig,
 ) -> None:
     """Complete a prompt, or answer it as a chat message.
 
@@ -41,7 +40,7 @@ def generate(
         0 takes the most likely token; higher is more varied, up to 2.
     top_p
         Sample from the most likely tokens that together have this probability.
-    seed
+    sampling_seed
         Makes sampling repeatable.
     stop
         Strings that end the text.
@@ -50,12 +49,12 @@ def generate(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
-        seed=seed,
+        seed=sampling_seed,
         stop=stop,
         output_kind=RequestOutputKind.DELTA,
     )
     text = _standard_input() if prompt == "-" else prompt
-    with Engine(EngineConfig(model, cache, scheduler, device)) as engine:
+    with Engine(config) as engine:
         stream(engine, chat_prompt(engine, text) if chat_message else text, params)
 
 
