@@ -33,6 +33,18 @@ def cpu_kernels() -> bool:
     return _text("OCTAVO_CPU_KERNELS") != "0"
 
 
+def colours_logging() -> bool | None:
+    """What NO_COLOR and FORCE_COLOR say; None where neither is set."""
+    if _text("NO_COLOR"):
+        return False
+    return True if _text("FORCE_COLOR") else None
+
+
+def otlp_protocol() -> str:
+    """grpc or http/protobuf, by the variable that OpenTelemetry defines."""
+    return _text("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or _text("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
+
+
 def hub_offline() -> bool:
     return (_text("HF_HUB_OFFLINE") or "").upper() in {"1", "ON", "YES", "TRUE"}
 
