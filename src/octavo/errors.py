@@ -49,6 +49,32 @@ class EngineDead(OctavoError):
     status = 503
 
 
+class Overloaded(OctavoError):
+    """The queue is full; nothing of the request ran. Try again after `retry_after_s` seconds.
+
+    `reason` is "num_reqs" or "num_tokens", whichever limit was met.
+    """
+
+    status = 503
+
+    def __init__(self, message: str, hint: str = "", retry_after_s: int = 1, reason: str = "num_reqs") -> None:
+        super().__init__(message, hint)
+        self.retry_after_s = retry_after_s
+        self.reason = reason
+
+
+class ShuttingDown(OctavoError):
+    """The server takes no new requests: it ends when those at work are done."""
+
+    status = 503
+
+
+class TimedOut(OctavoError):
+    """The time that a request gave itself (`timeout_ms`) was over before its first token."""
+
+    status = 408
+
+
 def shown(value: object, limit: int = 80) -> str:
     """A value as a message shows it: its `repr`, cut at `limit` characters; its type where it has no `repr`."""
     try:

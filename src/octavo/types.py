@@ -234,7 +234,8 @@ class Request:
     """One sequence to generate, checked and resolved by `engine/inputs.py`; n > 1 becomes n of these.
 
     `params.max_tokens` is a number here. `seed` is the one to sample with, given or drawn.
-    `bad_words` are token id sequences. Prefix blocks are shared inside a `namespace` only.
+    `bad_words` are token id sequences. Prefix blocks are shared inside a `namespace` only. The engine
+    shares itself out between `tenant`s.
     """
 
     id: str
@@ -245,6 +246,7 @@ class Request:
     seed: int = 0
     priority: int = 0
     namespace: str = ""
+    tenant: str = ""
 
     @property
     def stop_token_ids(self) -> frozenset[int]:

@@ -3,10 +3,8 @@
 from typing import Self
 
 from octavo.config import EngineConfig
-from octavo.core.scheduler import Scheduler
 from octavo.engine import start
 from octavo.engine.inputs import Group, Inputs, Prompt
-from octavo.engine.loop import Loop
 from octavo.engine.outputs import Outputs
 from octavo.errors import InvalidRequest
 from octavo.text.tokenizer import Tokenizer
@@ -25,15 +23,8 @@ class Engine:
         self.cache_size = parts.cache_size
         self.max_model_len = parts.cache_size.max_model_len
         self.start_phases = parts.phases
-        self.scheduler = Scheduler(
-            parts.pool,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=parts.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            num_scheduler_steps=config.scheduler.num_scheduler_steps,
-            policy=config.scheduler.scheduling_policy,
-        )
-        self.loop = Loop(self.scheduler, parts.executor, config.scheduler.depth)
+        self.loop = start.make_loop(config, parts)
+        self.scheduler = self.loop.scheduler
         self.inputs = Inputs(
             parts.tokenizer,
             vocab_size=parts.spec.vocab_size,

@@ -110,12 +110,15 @@ class Inputs:
         prefix_caching: bool,
         max_logprobs: int,
         seed: int,
+        mark: str = "",
     ) -> None:
+        """`mark` tells the requests of several `Inputs` of one engine apart."""
         self.tokenizer = tokenizer
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self.eos_token_ids, self.default_params = eos_token_ids, default_params
         self.prefix_caching, self.max_logprobs = prefix_caching, max_logprobs
-        self._random = random.Random(seed)
+        self._mark = mark
+        self._random = random.Random(f"{mark}{seed}" if mark else seed)
         self._ids = itertools.count()
 
     def group(
@@ -140,7 +143,7 @@ class Inputs:
         number = next(self._ids)
         name = str(number) if request_id is None else request_id
         # What runs inside is named by a number of our own, so that two users may send the same request id.
-        inner = f"{name}#{number}"
+        inner = f"{name}#{self._mark}{number}"
         first_seed = self._random.getrandbits(63) if params.seed is None else params.seed
         bad_words = self._bad_words(params)
         # Logprobs of the prompt are the same for all samples: the first one brings them.

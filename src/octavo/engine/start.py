@@ -8,7 +8,8 @@ from typing import Any
 from octavo.config import EngineConfig
 from octavo.core.blocks import BlockPool
 from octavo.core.memory import CacheSize
-from octavo.engine.loop import Executor
+from octavo.core.scheduler import Scheduler
+from octavo.engine.loop import Executor, Loop
 from octavo.errors import InvalidConfig, InvalidRequest
 from octavo.executor.inline import Inline
 from octavo.formats.gguf import GGUFFile
@@ -17,32 +18,35 @@ from octavo.model_spec import ModelSpec, architecture_of
 from octavo.registry import check_architecture
 from octavo.text.tokenizer import Tokenizer, eos_token_ids, read_json
 from octavo.types import SamplingParams
-from octavo.worker.start import batched_tokens, choose_device, start_runner
+from octavo.worker.limits import Limits, choose_limits
+from octavo.worker.start import choose_device, start_runner
 
 logger = logging.getLogger("octavo")
 
 
 @dataclass(slots=True)
 class Parts:
+    files: ModelFiles
+    tokenizer_files: ModelFiles | None  # None without a tokenizer
     spec: ModelSpec
     tokenizer: Tokenizer | None
     executor: Executor
     pool: BlockPool
     cache_size: CacheSize
-    max_num_batched_tokens: int
+    limits: Limits
     eos_token_ids: frozenset[int]
     default_params: SamplingParams
     phases: dict[str, float] = field(default_factory=dict)  # seconds of each phase of the start
 
 
-def start(config: EngineConfig) -> Parts:
-    """Read, load and size everything.
+def start(config: EngineConfig, phases: dict[str, float] | None = None) -> Parts:
+    """Read, load and size everything. The seconds of each phase go into `phases` as it ends.
 
     Raises:
         ModelNotFound, InvalidConfig, InvalidWeights: each says what is wrong and what to do.
     """
     begin = time.perf_counter()
-    seconds: dict[str, float] = {}
+    seconds = {} if phases is None else phases
     files = find_model(
         config.model.model,
         revision=config.model.revision,
@@ -53,9 +57,12 @@ def start(config: EngineConfig) -> Parts:
     hf_config = gguf.hf_config() if gguf else read_json(files.folder / "config.json")
     check_architecture(architecture_of(hf_config))
     spec = ModelSpec.from_config(hf_config)
-    tokenizer = _tokenizer(config, files)
+    tokenizer_files = _tokenizer_files(config, files)
+    tokenizer = Tokenizer.from_files(tokenizer_files) if tokenizer_files else None
     seconds["prepare"] = time.perf_counter() - begin
-    runner, size = start_runner(config, files, spec, gguf, seconds)
+    device = choose_device(config)
+    limits = choose_limits(config, device, spec)
+    runner, size = start_runner(config, files, spec, gguf, seconds, device, limits)
     generation = {} if gguf else read_json(files.folder / "generation_config.json")
     parts = Parts(
         spec=spec,
@@ -63,22 +70,35 @@ def start(config: EngineConfig) -> Parts:
         executor=Inline(runner),
         pool=BlockPool(size.num_blocks, size.block_size),
         cache_size=size,
-        max_num_batched_tokens=batched_tokens(config, choose_device(config)),
+        limits=limits,
         eos_token_ids=eos_token_ids(hf_config, generation, tokenizer),
         default_params=SamplingParams() if config.model.generation_config == "vllm" else default_params(generation),
         phases=seconds,
+        files=files,
+        tokenizer_files=tokenizer_files,
     )
     logger.info("init engine took %.2f seconds", time.perf_counter() - begin)
     return parts
 
 
-def _tokenizer(config: EngineConfig, files: ModelFiles) -> Tokenizer | None:
+def make_loop(config: EngineConfig, parts: Parts) -> Loop:
+    """A scheduler on the parts' pool, and the loop that drives their executor with it."""
+    scheduler = Scheduler(
+        parts.pool,
+        max_num_seqs=parts.limits.max_num_seqs,
+        max_num_batched_tokens=parts.limits.max_num_batched_tokens,
+        max_model_len=parts.cache_size.max_model_len,
+        num_scheduler_steps=config.scheduler.num_scheduler_steps,
+        policy=config.scheduler.scheduling_policy,
+    )
+    return Loop(scheduler, parts.executor, config.scheduler.depth)
+
+
+def _tokenizer_files(config: EngineConfig, files: ModelFiles) -> ModelFiles | None:
     if config.model.skip_tokenizer_init:
         return None
     other = config.model.tokenizer
-    if other:
-        files = find_model(other, download_dir=config.model.download_dir, weights=False)
-    return Tokenizer.from_files(files)
+    return find_model(other, download_dir=config.model.download_dir, weights=False) if other else files
 
 
 _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -1,0 +1,341 @@
+"""The engine process: scheduler and device behind a ZMQ socket. `python -m octavo.engine.process FOLDER`.
+
+It reads FOLDER/engine.json, serves on FOLDER/engine.sock, and ends when its standard input does: that is held
+open by the supervisor, so an engine never outlives it. Why it ended is in FOLDER/cause.
+"""
+
+import dataclasses
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from octavo import log
+from octavo.core.admission import Admission
+from octavo.engine import protocol, start
+from octavo.engine.profile import Profile
+from octavo.engine.protocol import EngineInfo, EngineStart
+from octavo.errors import OctavoError, Overloaded
+from octavo.observe.metrics import Metrics
+from octavo.types import Delta
+
+logger = logging.getLogger("octavo")
+
+BEAT_SECONDS = 0.5
+STUCK_SECONDS = 5.0  # without a step in flight, although requests wait
+SPIN_SECONDS = 0.005  # between looks at a scheduler that has work and plans none
+LAST_WORDS_SECONDS = 1.0
+STOP_SECONDS = 3.0  # for the step that runs when the supervisor asks for the end
+
+
+class Server:
+    """One engine, and the API processes that it serves. One thread does everything after the start."""
+
+    def __init__(self, begin: EngineStart, socket: "zmq.Socket[bytes]") -> None:
+        self.begin, self.socket = begin, socket
+        self.peers: set[bytes] = set()
+        self.stopping = threading.Event()
+        self.turn_began = 0.0  # of the step that runs, on the monotonic clock; 0 between steps
+        self._routes: dict[str, tuple[bytes, int]] = {}  # of live sequences: the API process, and its key for it
+        self._ids: dict[tuple[bytes, int], str] = {}
+        self._started: set[str] = set()  # sequences whose first delta is out
+        self._last_beat = 0.0
+        self._moved = time.monotonic()
+        self._stuck = ""
+
+    def load(self) -> None:
+        """Start the engine, and answer API processes with the phase of the start meanwhile."""
+        loading = threading.Event()
+        phases: dict[str, float] = {}
+        greeter = threading.Thread(target=self._greet, args=(loading, phases), name="greeter", daemon=True)
+        greeter.start()
+        try:
+            self.parts = start.start(self.begin.config, phases)
+        finally:
+            loading.set()
+            greeter.join()  # the socket is this thread's from here on
+        self.loop = start.make_loop(self.begin.config, self.parts)
+        self.scheduler = self.loop.scheduler
+        self.admission = Admission(self.begin.max_num_queued_reqs, self.begin.max_num_queued_tokens)
+        self.profile = Profile(self.begin.profile_dir)
+        self.info = self._info()
+        self.metrics = Metrics(
+            self.scheduler,
+            model_name=self.info.served_names[0],
+            max_model_len=self.info.max_model_len,
+            prefixes=self.begin.metrics_prefixes,
+            cache_info=self.info.options["cache"] | {"num_gpu_blocks": self.info.num_blocks},
+            phases=self.info.phases,
+        )
+        self.scheduler.subscribers.append(self.metrics)
+        self._tell(protocol.Hello(self.info))
+
+    def run(self) -> None:
+        """Serve until `stopping`.
+
+        Raises:
+            Exception: whatever made the engine unable to go on.
+        """
+        while not self.stopping.is_set():
+            self._receive()
+            if self.loop.has_work:
+                self.turn_began = time.monotonic()
+                self._send_deltas(self.loop.step())
+                self.turn_began = 0.0
+                self._watch()
+            self._beat()
+
+    def last_words(self, cause: str) -> None:
+        """Tell every API process why this is the end."""
+        self._tell(protocol.Dead(cause))
+
+    def dump(self) -> str:
+        """The scheduler's state in a line, for messages about what does not move."""
+        pool = self.scheduler.pool
+        return (
+            f"{self.scheduler.num_running} running, {self.scheduler.num_waiting} waiting, {len(self.loop.in_flight)} "
+            f"steps in flight, {pool.num_free} of {pool.num_usable} blocks free"
+        )
+
+    # Messages
+
+    def _receive(self) -> None:
+        """Take in what has arrived; without work, wait for it."""
+        if not self.loop.has_work:
+            self.socket.poll(int(BEAT_SECONDS * 1000))
+        while True:
+            try:
+                peer, frame = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = protocol.decode_from_client(frame)
+            except (msgspec.MsgspecError, OctavoError) as error:
+                logger.error("A message of an API process is dropped: %s", error)
+                continue
+            self._take(peer, message)
+
+    def _take(self, peer: bytes, message: protocol.FromClient) -> None:
+        match message:
+            case protocol.Add():
+                self._add(peer, message)
+            case protocol.Abort(keys=keys, reason=reason):
+                for key in keys:
+                    if name := self._ids.get((peer, key)):
+                        self._forget(name)
+                        self.scheduler.abort(name, reason)
+            case protocol.Join():
+                self.peers.add(peer)
+                self._send(peer, protocol.Hello(self.info))
+            case protocol.Ask(number=number, name=name):
+                self._send(peer, self._answer(number, name))
+            case protocol.Http():
+                self.metrics.http(message.rows)
+                if message.memory:
+                    self.metrics.process_memory(message.process, message.memory)
+
+    def _add(self, peer: bytes, message: protocol.Add) -> None:
+        first = message.keys[0]
+        try:
+            self.admission.check(self.scheduler, len(message.prompt) // array(protocol.TOKEN).itemsize)
+            self.metrics.arrived([r.id for r in message.requests], message.arrival, message.traceparent)
+            for key, request in zip(message.keys, message.whole(), strict=True):
+                self.scheduler.add(request)
+                self._routes[request.id] = (peer, key)
+                self._ids[peer, key] = request.id
+        except OctavoError as error:
+            for key in message.keys:
+                if name := self._ids.get((peer, key)):
+                    self._forget(name)
+                    self.scheduler.abort(name)
+            wait = 1
+            if isinstance(error, Overloaded):
+                wait = error.retry_after_s
+                self.metrics.rejected(error.reason)
+            self._send(peer, protocol.Refused(first, str(error), error.status, wait))
+            return
+        if self.admission.has_limits:
+            self._send(peer, protocol.Taken(first))
+
+    def _forget(self, name: str) -> None:
+        peer, key = self._routes.pop(name)
+        del self._ids[peer, key]
+        self._started.discard(name)
+
+    def _send_deltas(self, deltas: list[Delta]) -> None:
+        """One message for each API process that a step concerns."""
+        if not deltas:
+            return
+        columns: dict[bytes, tuple[array[int], array[int], list[tuple[int, Delta]]]] = {}
+        routes, started = self._routes, self._started
+        for delta in deltas:
+            name = delta.request_id
+            route = routes.get(name)
+            if route is None:
+                continue
+            peer, key = route
+            if peer not in columns:
+                columns[peer] = (array(protocol.TOKEN), array(protocol.TOKEN), [])
+            keys, tokens, others = columns[peer]
+            if (
+                len(delta.token_ids) == 1
+                and delta.finish_reason is None
+                and name in started
+                and not delta.logprobs
+                and not delta.prompt_logprobs
+            ):
+                keys.append(key)
+                tokens.append(delta.token_ids[0])
+                continue
+            others.append((key, dataclasses.replace(delta, request_id="")))
+            started.add(name)
+            if delta.finish_reason is not None:
+                self._forget(name)
+        for peer, (keys, tokens, others) in columns.items():
+            self._send(peer, protocol.Step(keys.tobytes(), tokens.tobytes(), others))
+        self._moved = time.monotonic()
+
+    def _send(self, peer: bytes, message: protocol.FromEngine) -> None:
+        self.socket.send_multipart((peer, protocol.encode(message)), zmq.NOBLOCK)
+
+    def _tell(self, message: protocol.FromEngine) -> None:
+        for peer in self.peers:
+            self._send(peer, message)
+
+    def _answer(self, number: int, name: str) -> protocol.Reply:
+        calls: dict[str, Callable[[], Any]] = {
+            "reset_prefix_cache": self.scheduler.pool.reset_cache,
+            "start_profile": self.profile.start,
+            "stop_profile": self.profile.stop,
+            "metrics": self.metrics.render,
+            "snapshot": self.metrics.snapshot,
+        }
+        try:
+            return protocol.Reply(number, calls[name]())
+        except (OctavoError, KeyError) as error:
+            return protocol.Reply(number, error=str(error))
+
+    # State
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._last_beat >= BEAT_SECONDS:
+            self._last_beat = now
+            self._tell(protocol.Beat(self._stuck))
+            if self.begin.log_stats and (line := self.metrics.log_line()):
+                logger.info(line)
+
+    def _watch(self) -> None:
+        """Notice requests that wait while nothing runs; the loop would turn for ever."""
+        if self.loop.in_flight or self.scheduler.num_running or not self.scheduler.num_waiting:
+            self._moved, self._stuck = time.monotonic(), ""
+            return
+        time.sleep(SPIN_SECONDS)
+        if not self._stuck and time.monotonic() - self._moved > min(STUCK_SECONDS, self.begin.stall_timeout):
+            self._stuck = f"Requests wait and nothing runs: {self.dump()}."
+            logger.error(self._stuck)
+
+    def _info(self) -> EngineInfo:
+        parts, begin = self.parts, self.begin
+        files = parts.tokenizer_files
+        model = begin.config.model.model or parts.files.folder.name
+        return EngineInfo(
+            model=model,
+            served_names=begin.served_names or (model,),
+            vocab_size=parts.spec.vocab_size,
+            max_model_len=parts.cache_size.max_model_len,
+            block_size=parts.cache_size.block_size,
+            num_blocks=parts.cache_size.num_blocks,
+            max_num_seqs=parts.limits.max_num_seqs,
+            max_num_batched_tokens=parts.limits.max_num_batched_tokens,
+            prefix_caching=begin.config.cache.enable_prefix_caching,
+            max_logprobs=begin.config.model.max_logprobs,
+            seed=begin.config.model.seed,
+            eos_token_ids=sorted(parts.eos_token_ids),
+            default_params=parts.default_params,
+            options=dataclasses.asdict(begin.config),
+            phases=parts.phases,
+            tokenizer_folder=str(files.folder) if files else "",
+            tokenizer_gguf=str(files.gguf or "") if files else "",
+            has_limits=self.admission.has_limits,
+        )
+
+    def _greet(self, loading: threading.Event, phases: dict[str, float]) -> None:
+        """While the engine starts: note who joins, and say which phases are over."""
+        told = ""
+        while not loading.is_set():
+            joined = False
+            if self.socket.poll(100):
+                peer, _ = self.socket.recv_multipart()
+                self.peers.add(peer)
+                joined = True
+            done = ", ".join(phases) or "nothing"
+            if joined or done != told:
+                told = done
+                self._tell(protocol.Starting(f"done so far: {done}"))
+
+
+def watch_steps(server: Server) -> None:
+    """Show every thread's stack when one step takes longer than `stall_timeout`; once for each such step."""
+    shown = 0.0
+    while True:
+        time.sleep(1.0)
+        began = server.turn_began
+        if began and began != shown and time.monotonic() - began > server.begin.stall_timeout:
+            shown = began
+            logger.error("A step has run for %.0f seconds: %s.", time.monotonic() - began, server.dump())
+            faulthandler.dump_traceback(all_threads=True)
+
+
+def watch_parent(server: Server) -> None:
+    """End when standard input does: in good order where the loop still turns, else at once."""
+    while os.read(0, 1):
+        pass
+    server.stopping.set()
+    time.sleep(STOP_SECONDS)
+    os._exit(1)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor decides what they mean
+        signal.signal(number, signal.SIG_IGN)
+    log.set_up()
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    for option in (zmq.SNDHWM, zmq.RCVHWM):
+        socket.setsockopt(option, 0)
+    socket.setsockopt(zmq.LINGER, int(LAST_WORDS_SECONDS * 1000))
+    socket.bind(f"ipc://{folder / protocol.ENGINE_SOCKET}")
+    begin = msgspec.json.decode((folder / protocol.ENGINE_FILE).read_bytes(), type=EngineStart)
+    server = Server(begin, socket)
+    threading.Thread(target=watch_parent, args=(server,), name="parent", daemon=True).start()
+    status = 0
+    try:
+        server.load()
+        threading.Thread(target=watch_steps, args=(server,), name="steps", daemon=True).start()
+        server.run()
+    except BaseException as error:
+        status = 1
+        cause = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, OctavoError):
+            logger.exception("The engine stopped.")
+        (folder / protocol.CAUSE_FILE).write_text(cause)
+        server.last_words(f"The engine stopped: {cause}")
+    socket.close()
+    context.term()
+    os._exit(status)  # threads of the device's libraries need not be waited for
+
+
+if __name__ == "__main__":
+    main()

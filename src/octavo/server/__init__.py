@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: what an API process runs. Nothing in here loads torch."""

@@ -1,0 +1,19 @@
+"""`octavo serve`: the OpenAI-compatible server."""
+
+import sys
+
+from octavo.config import EngineConfig
+from octavo.flags import ENGINE, Family, with_options
+from octavo.server.options import SERVER_ELSEWHERE, ServerOptions, server_options
+from octavo.server.supervisor import supervise
+
+SERVER = Family(ServerOptions.from_keywords, server_options(), SERVER_ELSEWHERE)
+
+
+@with_options(positional="model", engine=ENGINE, server=SERVER)
+def serve(engine: EngineConfig, server: ServerOptions) -> None:
+    """Serve a model with the API that OpenAI's clients speak.
+
+    The port answers at once: /livez says 200 while the process lives, /health 503 until requests run.
+    """
+    sys.exit(supervise(engine, server))
