@@ -1,8 +1,11 @@
 """Configurations in the shapes of well-known models, for runs with random weights; their sizes and physical limits."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+import synthetic_tokenizer
 
 from octavo.core.memory import kv_bytes_per_token, num_parameters
 from octavo.model_spec import ModelSpec
@@ -37,10 +40,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write(name: str, folder: Path) -> Path:
+def write(name: str, folder: Path, **overrides: Any) -> Path:
     """A model folder with a configuration and no weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_COMMON | SHAPES[name], indent=1))
+    (folder / "config.json").write_text(json.dumps(_COMMON | SHAPES[name] | overrides, indent=1))
     return folder
 
 
@@ -64,3 +67,14 @@ def limit_seconds(name: str, prompts: list[int], outputs: list[int]) -> float:
         work = 2 * (body + head) * len(contexts)
         seconds += max(work / FLOPS, weights / BANDWIDTH) + sum(contexts) * per_token / BANDWIDTH
     return seconds
+
+
+def main() -> None:
+    """python benchmarks/shapes.py NAME FOLDER [VOCABULARY]: also a tokenizer, so that a server can be started on it."""
+    name, folder, *vocabulary = sys.argv[1:]
+    size = int(vocabulary[0]) if vocabulary else SHAPES[name]["vocab_size"]
+    synthetic_tokenizer.write(write(name, Path(folder), vocab_size=size), size)
+
+
+if __name__ == "__main__":
+    main()

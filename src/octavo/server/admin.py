@@ -1,0 +1,26 @@
+"""Control routes: they exist only with --admin-api-key, and only that key opens them."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+router = APIRouter(tags=["Control"])
+ADMIN = True
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget all cached prefixes; running requests go on."""
+    await request.app.state.engine.reset_prefix_cache()
+    return Response(status_code=200)
+
+
+@router.post("/start_profile")
+async def start_profile(request: Request) -> JSONResponse:
+    """Begin to record what the engine process does. The folder is the server's --profile-dir, not the request's."""
+    return JSONResponse({"path": await request.app.state.engine.start_profile()})
+
+
+@router.post("/stop_profile")
+async def stop_profile(request: Request) -> JSONResponse:
+    """Write the recording down; `path` is the file, on the server."""
+    return JSONResponse({"path": await request.app.state.engine.stop_profile()})
