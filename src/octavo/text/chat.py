@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -71,6 +72,21 @@ def render(
     return _cut_at_mark(text) if continue_final_message else text
 
 
+def variables(
+    tokenizer: Tokenizer, chat_template: str | None = None, tools: Sequence[Mapping[str, Any]] | None = None
+) -> frozenset[str]:
+    """Names that the template reads, of those that a request may set; arguments are those of `render`."""
+    return _compile(_choose(tokenizer, chat_template, tools)).variables
+
+
+def check_template(source: str) -> None:
+    """
+    Raises:
+        InvalidRequest: it is not valid Jinja.
+    """
+    _compile(source)
+
+
 def read_template(value: str) -> str:
     """The Jinja source that `--chat-template` means: a file's text, or the value itself if it is a source.
 
@@ -97,6 +113,7 @@ class _Template:
     def __init__(self, source: str) -> None:
         try:
             self._compiled = _environment().from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(_environment().parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise InvalidRequest(
                 f"The chat template is not valid Jinja: {error.message} (line {error.lineno}).", param="chat_template"

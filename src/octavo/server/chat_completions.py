@@ -1,0 +1,187 @@
+"""POST /v1/chat/completions: messages to an answer, whole or streamed, with logprobs."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidRequest
+from octavo.server.generation import Call, Prompt, Usage, Work, refuse_failed, truncated
+from octavo.server.json_body import Router
+from octavo.server.logprobs import ChatLogprobs, prompt_logprobs
+from octavo.server.protocol import ChatBody
+from octavo.server.serving import Serving, serving_of
+from octavo.server.sse import EventStream, encode, event
+from octavo.types import CompletionOutput, RequestOutput, SamplingParams
+
+router = Router(tags=["OpenAI"])
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(body: ChatBody, request: Request) -> Response:
+    """Answer a conversation."""
+    serving = serving_of(request)
+    serving.refuse_unless_open()
+    serving.model(body.model)
+    params = _params(serving, body)
+    serving.check_choices(params.n)
+    text, unread = await serving.chat_prompt(body)
+    headers = serving.headers(body, unread)
+    cut = body.truncate_prompt_tokens is not None
+    ids = await serving.encode(text, body.add_special_tokens, may_be_longer=cut)
+    ids = truncated(body, ids, serving.engine.info.max_model_len, params.max_tokens)
+    call = await Call.of(serving, request, body, "chatcmpl", [Prompt(text, ids)], params)
+    answer = _Answer(serving, body, call)
+    if body.stream:
+        return EventStream(answer.chunks(await call.start()), headers, serving.options.sse_keep_alive_interval)
+    outputs = await call.finish(request)
+    if outputs is None:
+        return Response(status_code=499)
+    return Response(encode(answer.whole(outputs[0])), headers=headers, media_type="application/json")
+
+
+def _params(serving: Serving, body: ChatBody) -> SamplingParams:
+    """Sampling parameters; an answer may fill the context where no limit is given."""
+    given = {"max_tokens": None, **body.given_sampling()}
+    given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    newer = body.max_completion_tokens
+    if newer is not None:
+        given["max_tokens"] = newer
+    try:
+        return serving.sampling(given)
+    except InvalidRequest as error:
+        if error.param != "max_tokens" or newer is None:
+            raise
+        message = error.message.replace("max_tokens", "max_completion_tokens", 1)
+        raise InvalidRequest(message, error.hint, "max_completion_tokens") from None
+
+
+class _Answer:
+    """The answer to one request, in either form."""
+
+    def __init__(self, serving: Serving, body: ChatBody, call: Call) -> None:
+        self.body, self.call = body, call
+        self.tokenizer = serving.tokenizer
+        self.usage_at_end = body.usage_at_end or serving.options.enable_force_include_usage
+        self.usage = Usage(call)
+        params = call.groups[0].params
+        top = body.top_logprobs or 0
+        as_ids = body.return_tokens_as_token_ids
+        self.logprobs = ChatLogprobs(self.tokenizer, top, as_ids, params.skip_special_tokens) if body.logprobs else None
+        last = body.messages[-1]
+        self.role = serving.options.response_role if body.add_generation_prompt else last["role"]
+        self.echoed = _text_of(last.get("content")) if body.echo and last["role"] == self.role else ""
+
+    def head(self, kind: str) -> dict[str, Any]:
+        call = self.call
+        return {
+            "id": call.id,
+            "object": kind,
+            "created": call.created,
+            "model": call.model,
+            "system_fingerprint": call.fingerprint,
+        }
+
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        self.usage.add(0, output)
+        asked = self.body.extra.get("prompt_logprobs") is not None
+        return {
+            **self.head("chat.completion"),
+            "choices": [self._choice(sample) for sample in output.outputs],
+            "usage": self.usage.shape(),
+            "prompt_logprobs": prompt_logprobs(output.prompt_logprobs) if asked else None,
+            "prompt_token_ids": output.prompt_token_ids if self.body.return_token_ids else None,
+            "kv_transfer_params": None,
+        }
+
+    def _choice(self, sample: CompletionOutput) -> dict[str, Any]:
+        self.usage.completion_tokens += len(sample.token_ids)
+        message = {
+            "role": self.role,
+            "content": self.echoed + sample.text,
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "tool_calls": None,
+            "reasoning": None,
+        }
+        return {
+            "index": sample.index,
+            "message": message,
+            "logprobs": self.logprobs.part(sample.logprobs or ()) if self.logprobs else None,
+            "finish_reason": sample.finish_reason,
+            "stop_reason": sample.stop_reason,
+            "token_ids": sample.token_ids if self.body.return_token_ids else None,
+        }
+
+    async def chunks(self, work: Work) -> AsyncGenerator[bytes, None]:
+        """Events for each output of the engine; the plain ones are put together from ready-made bytes."""
+        body, usage = self.body, self.usage
+        always = body.usage_always
+        plain = not (self.logprobs or body.return_token_ids or always)
+        head = self.head("chat.completion.chunk")
+        start = event(head).removesuffix(b"}\n\n") + b',"choices":[{"index":'
+        heads = [start + b"%d" % index + b',"delta":{"content":' for index in range(self.call.n)]
+        tail = b'},"logprobs":null,"finish_reason":null}]' + (b',"usage":null' if self.usage_at_end else b"") + b"}\n\n"
+        begun = [False] * self.call.n
+        outputs = work.outputs()
+
+        def chunk(choice: dict[str, Any]) -> bytes:
+            counts: dict[str, Any] = {}
+            if always:
+                counts["usage"] = usage.shape()
+            elif self.usage_at_end:
+                counts["usage"] = None
+            return event({**head, "choices": [choice], **counts})
+
+        try:
+            async for _, output in outputs:
+                events = []
+                usage.add(0, output)
+                for sample in output.outputs:
+                    index = sample.index
+                    if not begun[index]:
+                        begun[index] = True
+                        events.append(chunk(self._opening(index, output)))
+                        if self.echoed:
+                            events.append(heads[index] + encode(self.echoed) + tail)
+                    usage.completion_tokens += len(sample.token_ids)
+                    if plain and sample.finish_reason is None:
+                        events.append(heads[index] + encode(sample.text) + tail)
+                    else:
+                        refuse_failed(sample)
+                        events.append(chunk(self._delta(sample)))
+                yield events[0] if len(events) == 1 else b"".join(events)
+        finally:
+            await outputs.aclose()
+            await work.aclose()
+        if self.usage_at_end:
+            yield event({**head, "choices": [], "usage": usage.shape()})
+
+    def _opening(self, index: int, output: RequestOutput) -> dict[str, Any]:
+        delta = {"role": self.role, "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        if self.body.return_token_ids:
+            choice["prompt_token_ids"] = output.prompt_token_ids
+        return choice
+
+    def _delta(self, sample: CompletionOutput) -> dict[str, Any]:
+        choice = {
+            "index": sample.index,
+            "delta": {"content": sample.text},
+            "logprobs": self.logprobs.part(sample.logprobs or ()) if self.logprobs else None,
+            "finish_reason": sample.finish_reason,
+        }
+        if sample.finish_reason is not None:
+            choice["stop_reason"] = sample.stop_reason
+        if self.body.return_token_ids:
+            choice["token_ids"] = sample.token_ids
+        return choice
+
+
+def _text_of(content: object) -> str:
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
