@@ -24,6 +24,9 @@ app = App(
 app.command("octavo.tools.pull:pull", help="Download a small model that needs no account.")
 app.command("octavo.tools.demo:demo", help="A question answered as it streams, then 32 prompts at once.")
 app.command("octavo.server.serve:serve", help="Serve a model with the API that OpenAI's clients speak.")
+app.command("octavo.tools.chat:chat", help="Talk with the model of a running server.")
+app.command("octavo.tools.complete:complete", help="Continue a text on a running server.")
+app.command("octavo.tools.run_batch:run_batch", help="Answer a file of requests; begun again it goes on where it was.")
 app.command("octavo.tools.generate:generate", help="Complete a prompt, or answer it as a chat message.")
 
 

@@ -45,6 +45,15 @@ def otlp_protocol() -> str:
     return _text("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or _text("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
 
 
+def api_key() -> str | None:
+    """The key that clients send, and that a server asks for."""
+    return _text("OCTAVO_API_KEY")
+
+
+def client_api_key() -> str | None:
+    return api_key() or _text("OPENAI_API_KEY")
+
+
 def hub_offline() -> bool:
     return (_text("HF_HUB_OFFLINE") or "").upper() in {"1", "ON", "YES", "TRUE"}
 
