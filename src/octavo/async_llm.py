@@ -111,10 +111,10 @@ class AsyncLLM:
             while self._take_calls():
                 for output in self.engine.step():
                     self._send(output)
-            cause = "it was closed"
+            cause = "it was closed."
         except BaseException as error:
-            cause = repr(error)
-        self._dead = f"The engine stopped: {cause}."
+            cause = str(error) if isinstance(error, EngineDead) else f"{error!r}."
+        self._dead = f"The engine stopped: {cause}"
         waiting = [*self._streams.values()]
         while not self._calls.empty():
             if (call := self._calls.get()) and call.stream:

@@ -1,5 +1,6 @@
 """One engine in this process: prompts in, `RequestOutput`s out. `LLM` and `AsyncLLM` drive it."""
 
+import logging
 from typing import Self
 
 from octavo.config import EngineConfig
@@ -9,6 +10,8 @@ from octavo.engine.outputs import Outputs
 from octavo.errors import InvalidRequest
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import RequestOutput, SamplingParams
+
+logger = logging.getLogger("octavo")
 
 
 class Engine:
@@ -52,7 +55,9 @@ class Engine:
 
         Raises:
             InvalidRequest: it can never run.
+            EngineDead: nothing ever runs here again.
         """
+        self.loop.check_alive()
         return self.inputs.group(prompt, params, request_id=request_id, priority=priority)
 
     def add(self, group: Group, *, final_only: bool = False) -> None:
@@ -60,7 +65,9 @@ class Engine:
 
         Raises:
             InvalidRequest: another live request has the same id.
+            EngineDead: nothing ever runs here again.
         """
+        self.loop.check_alive()
         if self.outputs.is_live(group.id):
             raise InvalidRequest(
                 f"request_id={group.id!r} belongs to a request that is still running.", param="request_id"
@@ -100,7 +107,12 @@ class Engine:
         """Give the device's memory back; a second call does nothing."""
         if not self.closed:
             self.closed = True
-            self.loop.executor.close()
+            try:
+                self.loop.executor.close()
+            except RuntimeError as error:
+                if self.loop.dead is None:
+                    raise
+                logger.warning("The failed device's memory is given back when this process ends: %s", error)
 
     def __enter__(self) -> Self:
         return self

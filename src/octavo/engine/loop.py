@@ -6,7 +6,19 @@ from typing import Protocol
 
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import Step, StepResult
+from octavo.errors import EngineDead
 from octavo.types import Delta
+
+RESTART = (
+    "Start a new process: this one cannot use the device any more. With enforce_eager=True and CUDA_LAUNCH_BLOCKING=1 "
+    "in the environment the traceback shows which kernel it was."
+)
+# How PyTorch, Triton and NCCL begin their messages when a device cannot go on. A lack of memory is none of these.
+DEVICE_FAILURES = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]", "NCCL error", "cuBLAS error")
+
+
+def is_device_failure(error: RuntimeError) -> bool:
+    return any(failure in str(error) for failure in DEVICE_FAILURES)
 
 
 class Executor(Protocol):
@@ -24,13 +36,32 @@ class Loop:
         self.scheduler, self.executor, self.depth = scheduler, executor, depth
         self.in_flight: deque[tuple[Step, Callable[[], StepResult]]] = deque()
         self.deepest = 0  # most steps in flight when another one was planned
+        self.dead: EngineDead | None = None  # why it never steps again
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self.in_flight)
 
     def step(self) -> list[Delta]:
-        """Launch a step if there is one, and commit the oldest in flight once `depth` is reached."""
+        """Launch a step if there is one, and commit the oldest in flight once `depth` is reached.
+
+        Raises:
+            EngineDead: the device failed for good, now or before; the message has the cause.
+        """
+        self.check_alive()
+        try:
+            return self._step()
+        except RuntimeError as error:
+            if not is_device_failure(error):
+                raise
+            self.dead = EngineDead(f"The device failed: {str(error).splitlines()[0]}.".replace("..", "."), RESTART)
+            raise self.dead from error
+
+    def check_alive(self) -> None:
+        if self.dead is not None:
+            raise self.dead
+
+    def _step(self) -> list[Delta]:
         changed: list[Delta] = []
         self.deepest = max(self.deepest, len(self.in_flight))
         if step := self.scheduler.plan():
