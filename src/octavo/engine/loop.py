@@ -64,8 +64,15 @@ class Loop:
     def _step(self) -> list[Delta]:
         changed: list[Delta] = []
         self.deepest = max(self.deepest, len(self.in_flight))
-        if step := self.scheduler.plan():
+        step = self.scheduler.plan()
+        if step:
             self.executor.launch(step)
+        elif not self.in_flight and self.scheduler.has_work:
+            # Nothing can come that would change this: better an error than turning for ever.
+            raise RuntimeError(
+                f"The scheduler is stuck: {self.scheduler.num_waiting} requests wait, {self.scheduler.num_running} "
+                "run, no step is in flight, and none can be planned."
+            )
         if self.in_flight and (not step or len(self.in_flight) >= max(self.depth, 1)):
             changed += self._commit()
         if step:
