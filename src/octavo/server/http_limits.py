@@ -28,8 +28,8 @@ def _bounded() -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.header_bytes = self.num_headers = 0
-            self.refused = False
+            self.header_bytes = self.num_headers = self.unparsed_bytes = 0
+            self.refused = self.in_headers = False
             self.header_timer = self.loop.call_later(HEADER_SECONDS, self._give_up)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -37,11 +37,18 @@ def _bounded() -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
-            if not self.refused:
-                super().data_received(data)
+            if self.refused:
+                return
+            in_headers = self.in_headers
+            super().data_received(data)
+            if in_headers and self.in_headers:  # the parser keeps a header without an end, and tells nobody
+                self.unparsed_bytes += len(data)
+                if self.unparsed_bytes > 2 * MAX_HEADER_BYTES:
+                    self._refuse_headers()
 
         def on_message_begin(self) -> None:
-            self.header_bytes = self.num_headers = 0
+            self.header_bytes = self.num_headers = self.unparsed_bytes = 0
+            self.in_headers = True
             self.header_timer.cancel()
             self.header_timer = self.loop.call_later(HEADER_SECONDS, self._give_up)
             super().on_message_begin()
@@ -56,6 +63,7 @@ def _bounded() -> type[asyncio.Protocol]:
                 super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
+            self.in_headers = False
             self.header_timer.cancel()
             if not self.refused:
                 super().on_headers_complete()
@@ -70,13 +78,16 @@ def _bounded() -> type[asyncio.Protocol]:
 
         def _takes(self, size: int) -> bool:
             self.header_bytes += size
-            if not self.refused and (self.header_bytes > MAX_HEADER_BYTES or self.num_headers > MAX_HEADERS):
-                self.refused = True
-                what = f"The headers are more than {MAX_HEADERS} or larger than {MAX_HEADER_BYTES} bytes."
-                self._refuse(encode(errors.body(431, what)))
+            if self.header_bytes > MAX_HEADER_BYTES or self.num_headers > MAX_HEADERS:
+                self._refuse_headers()
             return not self.refused
 
-        def _refuse(self, content: bytes) -> None:
+        def _refuse_headers(self) -> None:
+            if self.refused:
+                return
+            self.refused = True
+            what = f"The headers are more than {MAX_HEADERS} or larger than {MAX_HEADER_BYTES} bytes."
+            content = encode(errors.body(431, what))
             head = (
                 "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
                 f"content-length: {len(content)}\r\nconnection: close\r\n\r\n"
