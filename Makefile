@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench format clean python
+.PHONY: help demo test check bench clients format clean python
 
 help:  ## What there is to type
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -50,6 +50,10 @@ bench: $(VENV)/dev  ## Benchmarks on this machine, side by side with transformer
 	$(BIN)/python benchmarks/offline.py
 	$(BIN)/python benchmarks/host_cost.py
 	$(BIN)/python benchmarks/memory.py
+
+clients: $(BIN)/octavo  ## Other people's clients against the server, each in its own environment
+	@$(BIN)/octavo pull smollm2
+	PYTHON=$(BIN)/python TORCH='$(TORCH)' scripts/clients.sh
 
 format: $(VENV)/dev  ## Let ruff format and mend
 	$(BIN)/ruff check --fix .
