@@ -9,13 +9,13 @@ from torch import Tensor
 
 from octavo.attention.base import Cache
 from octavo.batch import Batch
-from octavo.kernels.cpu.library import DTYPES, Heads, Sequences, Step, address
+from octavo.kernels.cpu.library import DTYPES, Heads, Rows, Sequences, address
 from octavo.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    step: Step
+    step: Rows
     window: int
     kept: tuple[Tensor, ...]  # what `step` points to
 
@@ -37,13 +37,8 @@ class NativeAttention:
         return "the CPU kernels need heads of even size" if spec.head_dim % 2 else None
 
     def plan(self, batch: Batch, window: int | None) -> Plan:
-        starts, lens = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
-        slots, table = batch.cache_slots.contiguous(), batch.block_table
-        if table.stride(1) != 1:
-            table = table.contiguous()
-        sequences = Sequences(len(lens), address(starts), address(lens), address(table), table.stride(0))
-        step = Step(len(slots), torch.get_num_threads(), address(slots), sequences)
-        return Plan(step, window or 0, (starts, lens, slots, table))
+        step, kept = rows(batch)
+        return Plan(step, window or 0, kept)
 
     def forward(
         self,
@@ -67,6 +62,17 @@ class NativeAttention:
             *map(ctypes.c_void_p, (cache[0].data_ptr(), cache[1].data_ptr(), *strided, out.data_ptr())),
         )
         return out
+
+
+def rows(batch: Batch) -> tuple[Rows, tuple[Tensor, ...]]:
+    """A batch as the kernels read it, and the tensors that this points to."""
+    starts, lens = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
+    slots, positions, table = batch.cache_slots.contiguous(), batch.positions.contiguous(), batch.block_table
+    if table.stride(1) != 1:
+        table = table.contiguous()
+    sequences = Sequences(len(lens), address(starts), address(lens), address(table), table.stride(0))
+    found = Rows(len(slots), torch.get_num_threads(), address(positions), address(slots), sequences)
+    return found, (starts, lens, slots, positions, table)
 
 
 def _whole_rows(side: Tensor) -> Tensor:

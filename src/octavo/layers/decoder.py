@@ -90,7 +90,7 @@ class CausalLM(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, hidden_size] -> scores [R, vocab_size], float32."""
-        logits: Tensor = self.lm_head(hidden).float()
+        logits = self.lm_head.scores(hidden)
         cap = self.spec.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -21,6 +21,7 @@ class Linear(Layer):
 
     bias: nn.Parameter | None
     packed: Tensor
+    packed_bias: Tensor | None
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Linear(Layer):
         self.in_features, self.has_bias, self.split = in_features, bias, split
         self.parts = {"": parts} if isinstance(parts, int) else parts
         self.method: LinearMethod = Dense()
-        self.bias = None
+        self.bias = self.packed_bias = None
 
     @property
     def out_features(self) -> int:
@@ -81,3 +82,7 @@ class Linear(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.method.apply(self, x)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features] float32."""
+        return self.method.scores(self, x)

@@ -18,6 +18,7 @@ class LinearLayer(Protocol):
     weight: nn.Parameter
     bias: nn.Parameter | None
     packed: Tensor
+    packed_bias: Tensor | None
 
     @property
     def out_features(self) -> int: ...
@@ -50,4 +51,8 @@ class LinearMethod(Protocol):
 
     def apply(self, layer: LinearLayer, x: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of x."""
+        ...
+
+    def scores(self, layer: LinearLayer, x: Tensor) -> Tensor:
+        """As `apply`, but float32, and not rounded to the dtype of x on the way where the kernel can do that."""
         ...

@@ -25,3 +25,6 @@ class Dense:
 
     def apply(self, layer: LinearLayer, x: Tensor) -> Tensor:
         return functional.linear(x, layer.weight, layer.bias)
+
+    def scores(self, layer: LinearLayer, x: Tensor) -> Tensor:
+        return self.apply(layer, x).float()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from octavo.kernels.cpu.library import library
 from octavo.layers.decoder import CausalLM
 from octavo.layers.layer import Layer
 from octavo.layers.linear import Linear
@@ -13,6 +14,7 @@ from octavo.layers.rotary import Rotary
 from octavo.model_spec import ModelSpec
 from octavo.quant.base import LinearMethod
 from octavo.quant.dense import Dense
+from octavo.quant.native import Native
 from octavo.quant.packed import Packed
 from octavo.registry import model_module
 from octavo.weights.loader import load
@@ -33,12 +35,18 @@ def build_model(
     """
     spec = dataclasses.replace(spec, dtype=str(dtype).removeprefix("torch."))
     model: CausalLM = model_module(spec.architecture).build(spec)
-    method: LinearMethod = Packed() if Packed.serves(dtype, device) else Dense()
     for module in model.modules():
         if isinstance(module, Linear):
-            module.method = method
+            module.method = _method(module, dtype, device)
         tied = module is model.lm_head and spec.tie_word_embeddings
         if isinstance(module, Rotary | Layer) and not tied:
             module.build(dtype, device)
     load(model, tensors)
     return model.eval()
+
+
+def _method(layer: Linear, dtype: torch.dtype, device: torch.device) -> LinearMethod:
+    """Our kernels where they are there, else PyTorch's."""
+    if Native.serves(layer, dtype, device) and (loaded := library()) is not None:
+        return Native(loaded)
+    return Packed() if Packed.serves(dtype, device) else Dense()

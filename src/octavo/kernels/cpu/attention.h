@@ -12,6 +12,7 @@ namespace octavo {
 
 constexpr long CHUNK = 256;     // keys whose scores are held at once
 constexpr long TILE_ROWS = 48;  // rows of queries that share a head of K and V, attended at once
+constexpr long AHEAD = 64;      // keys that are asked for before their turn
 constexpr long SPLIT = 256;     // fewest keys worth a work item of their own
 
 // The sequences of a step (see octavo/batch.py).
@@ -175,7 +176,14 @@ class Attention {
   void score(const Work& w, const Cache<E>& cache, const T* q, long count, long begin, long end, float* scores) const {
     const long step = LANES * E::STEP, whole = h.block_size % LANES == 0;
     T* copies = whole ? nullptr : scratch<T, 3>(2 * h.dim * LANES);
+    // Blocks lie scattered, so the processor does not see what comes next.
+    const bool cold = whole && count <= 2 * MOST_ROWS;
+    for (long at = begin; cold && at < std::min(end, begin + AHEAD); at += LANES) fetch_keys(w, cache, at);
     for (long at = begin; at < end;) {
+      for (long near = at; cold && near < std::min(end, at + 2 * LANES); near += LANES) {
+        if (near + AHEAD < end) fetch_keys(w, cache, near + AHEAD);
+        fetch(cache.value + (block_of(w, near) * h.block_size + near % h.block_size) * h.dim, LANES * h.dim);
+      }
       const T* groups[2];
       const int pair = at + LANES < end ? 2 : 1;
       for (int n = 0; n < pair; n++)
@@ -192,6 +200,15 @@ class Attention {
       else each_rows<E, 1>(q, h.dim, count, groups, ldb, h.dim, keep);
       at += pair * LANES;
     }
+  }
+
+  static void fetch(const T* from, long count) {
+    for (long i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
+  }
+
+  void fetch_keys(const Work& w, const Cache<E>& cache, long position) const {
+    const T* from = keys(w, cache, position);
+    for (long d = 0; d < h.dim; d += E::STEP) __builtin_prefetch(from + d * h.block_size);
   }
 
   const T* keys(const Work& w, const Cache<E>& cache, long position) const {

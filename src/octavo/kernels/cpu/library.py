@@ -107,12 +107,13 @@ class Sequences(ctypes.Structure):
     )
 
 
-class Step(ctypes.Structure):
-    """Rows of a step and where their K and V go; the struct of octavo.cpp."""
+class Rows(ctypes.Structure):
+    """The rows of a step; the struct of decoder.h. Attention alone needs no positions."""
 
     _fields_ = (
-        ("rows", ctypes.c_long),
+        ("count", ctypes.c_long),
         ("threads", ctypes.c_long),
+        ("positions", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
         ("sequences", Sequences),
     )
@@ -129,4 +130,53 @@ class Heads(ctypes.Structure):
         ("window", ctypes.c_long),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
+    )
+
+
+class Matrix(ctypes.Structure):
+    """A weight in the kernels' order; the struct of matrix.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("columns", ctypes.c_long),
+        ("inner", ctypes.c_long),
+    )
+
+
+class Layer(ctypes.Structure):
+    """One block of a decoder; the struct of decoder.h."""
+
+    _fields_ = (
+        ("input_norm", ctypes.c_void_p),
+        ("post_attention_norm", ctypes.c_void_p),
+        ("pre_feedforward_norm", ctypes.c_void_p),
+        ("post_feedforward_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("qkv", Matrix),
+        ("out", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("turned", ctypes.c_long),
+        ("key", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("window", ctypes.c_long),
+    )
+
+
+class Network(ctypes.Structure):
+    """All blocks and the final norm; the struct of decoder.h."""
+
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        ("num_layers", ctypes.c_long),
+        ("hidden", ctypes.c_long),
+        ("inner", ctypes.c_long),
+        ("activation", ctypes.c_long),
+        ("norm", ctypes.c_void_p),
+        ("epsilon", ctypes.c_float),
+        ("heads", Heads),
     )
