@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: messages to an answer, whole or streamed, with logprobs."""
 
-from collections.abc import AsyncGenerator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -24,14 +25,16 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     serving = serving_of(request)
     serving.refuse_unless_open()
     serving.model(body.model)
-    params = _params(serving, body)
+    with _named_as_given(body):
+        params = _params(serving, body)
     serving.check_choices(params.n)
     text, unread = await serving.chat_prompt(body)
     headers = serving.headers(body, unread)
     cut = body.truncate_prompt_tokens is not None
     ids = await serving.encode(text, body.add_special_tokens, may_be_longer=cut)
     ids = truncated(body, ids, serving.engine.info.max_model_len, params.max_tokens)
-    call = await Call.of(serving, request, body, "chatcmpl", [Prompt(text, ids)], params)
+    with _named_as_given(body):
+        call = await Call.of(serving, request, body, "chatcmpl", [Prompt(text, ids)], params)
     answer = _Answer(serving, body, call)
     if body.stream:
         return EventStream(answer.chunks(await call.start()), headers, serving.options.sse_keep_alive_interval)
@@ -45,16 +48,24 @@ def _params(serving: Serving, body: ChatBody) -> SamplingParams:
     """Sampling parameters; an answer may fill the context where no limit is given."""
     given = {"max_tokens": None, **body.given_sampling()}
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-    newer = body.max_completion_tokens
-    if newer is not None:
-        given["max_tokens"] = newer
+    if body.max_completion_tokens is not None:
+        given["max_tokens"] = body.max_completion_tokens
+    return serving.sampling(given)
+
+
+@contextlib.contextmanager
+def _named_as_given(body: ChatBody) -> Iterator[None]:
+    """Chat has other names for two sampling fields: errors tell of those that the request has."""
     try:
-        return serving.sampling(given)
+        yield
     except InvalidRequest as error:
-        if error.param != "max_tokens" or newer is None:
+        names = {"logprobs": "top_logprobs"} if body.top_logprobs is not None else {}
+        if body.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if (new := names.get(error.param)) is None:
             raise
-        message = error.message.replace("max_tokens", "max_completion_tokens", 1)
-        raise InvalidRequest(message, error.hint, "max_completion_tokens") from None
+        message, hint = (text.replace(f"{error.param}=", f"{new}=") for text in (error.message, error.hint))
+        raise InvalidRequest(message, hint, new) from None
 
 
 class _Answer:
