@@ -4,6 +4,7 @@ Older capabilities than 9.0 get a few kernels whose code differs there, and all 
 for each variant: kernel, label, capability, registers a thread, spilled bytes, shared memory, warps.
 """
 
+import functools
 import json
 import re
 import subprocess
@@ -28,8 +29,10 @@ from octavo.kernels.decode_attention import DecodeAttentionConfig, DecodeWorkspa
 from octavo.kernels.decode_plan import ITEM_FIELDS, DecodeRows, plan_decode
 from octavo.kernels.edit_logits import count_tokens, edit_logits
 from octavo.kernels.embed import embed
+from octavo.kernels.fixed_matmul import fixed_matmul
 from octavo.kernels.logit_rows import SamplingRows, sampling_fields, sampling_rows
 from octavo.kernels.logprobs import LogprobsWorkspace, token_logprobs
+from octavo.kernels.moe import expert_matmul, expert_matmul_config, route, sort_by_expert, sum_experts
 from octavo.kernels.prefill_attention import prefill_attention, prefill_attention_config
 from octavo.kernels.rope_cache import HeadTransform, PagedCache, rope_cache
 from octavo.kernels.sample import Samples, advance, sample
@@ -38,7 +41,10 @@ from octavo.kernels.slot_update import SlotTables, slot_update_kernel
 
 VOCAB = 151936
 # On older capabilities than 9.0 the code of matrix products and copies is another; the rest would take the time twice.
-ON_OLDER = {80: {"gemma decode", "llama prefill", "gate_up"}, 89: {"fp8 decode", "gemma prefill"}}
+ON_OLDER = {
+    80: {"gemma decode", "llama prefill", "gate_up", "experts 128", "fixed"},
+    89: {"fp8 decode", "gemma prefill", "experts 16"},
+}
 
 Job = tuple[str, Callable[[], None]]
 
@@ -121,6 +127,20 @@ def matmul(rows: int, size: int, columns: int, config: SkinnyMatmulConfig, kind:
         skinny_matmul(x, meta(columns, size), out, config, norm=norm, **given)
 
 
+def experts(rows: int, tile: int) -> None:
+    """Qwen3-30B-A3B's."""
+    num, k, hidden, inner = 128, 8, 2048, 768
+    order, starts, shares = ints(rows * k), ints(num + 1), floats(rows, k)
+    route(meta(rows, num), ints(rows, k), shares, normalize=True)
+    sort_by_expert(ints(rows, k), order, starts)
+    gated, parts = meta(rows * k, inner), meta(rows * k, hidden)
+    gate_up, down = (expert_matmul_config(tile, 2, gated=gated) for gated in (True, False))
+    weight = meta(num, 2 * inner, hidden)
+    expert_matmul(meta(rows, hidden), weight, order, starts, shares, gated, gate_up, activation="silu")
+    expert_matmul(gated, meta(num, hidden, inner), order, starts, shares, parts, down)
+    sum_experts(parts, meta(rows, hidden))
+
+
 def sampling(run: Callable[[Tensor, Tensor, SamplingRows], None]) -> None:
     tables = SlotTables(32, sampling_fields(VOCAB), "meta")
     run(meta(16, VOCAB), ints(16), sampling_rows(tables, VOCAB))
@@ -172,6 +192,9 @@ def jobs(capability: int) -> Iterator[Job]:
     )
     yield "", lambda: add_norm(wide, wide, meta(1536), wide, 1e-6, dependent=hopper)
     yield "sandwich", lambda: add_norm(wide, wide, meta(1536), wide, 1e-6, post_weight=meta(1536))
+    for tile in (16, 64, 128):
+        yield f"experts {tile}", functools.partial(experts, 16 * tile, tile)
+    yield "fixed", lambda: fixed_matmul(wide, meta(2048, 1536), meta(16, 2048), bias=meta(2048))
     yield "gelu_tanh", lambda: activate(meta(16, 17920), meta(16, 8960), "gelu_pytorch_tanh")
     yield "", lambda: sampling(lambda logits, slots, rows: edit_logits(logits, floats(16, VOCAB), slots, rows))
     yield "", lambda: sampling(lambda logits, slots, rows: count_tokens(rows, ints(32, 4096), slots, slots, 4096))

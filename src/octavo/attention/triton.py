@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from octavo.attention import flash_attention
 from octavo.kernels.decode_attention import (
     DecodeAttentionConfig,
     DecodeWorkspace,
@@ -16,6 +17,7 @@ from octavo.kernels.prefill_attention import PrefillAttentionConfig, prefill_att
 from octavo.kernels.rope_cache import HeadTransform, PagedCache, rope_cache
 from octavo.model_spec import ModelSpec
 
+LONG_STEP = 4096  # rows of a step above which attention is most of it
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256  # matrix instructions take 16 and more; registers and shared memory end at 256
 
 
@@ -27,6 +29,7 @@ class Sequences:
     context_lens: Tensor  # [S]
     prefill_slots: Tensor  # [S]; -1 also for those that decode: their rows are the first of the step
     decode_slots: Tensor | None  # [S]; -1 for those that do not; None if nobody decodes
+    whole: bool  # those that do not decode are computed from their first token on
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class LayerAttention:
 class TritonAttention:
     """Work space and plans for steps of at most `max_rows` decoding rows; a plan is made once a step and window.
 
-    `dependent` launches (compute capability 9.0) may start while the kernel before them still runs.
+    `dependent` launches (compute capability 9.0) may start while the kernel before them still runs. `deterministic`:
+    only `mixed` is used, without decoding rows, and a row's result does not depend on the step it is computed in.
     """
 
     def __init__(
@@ -54,8 +58,12 @@ class TritonAttention:
         dtype: torch.dtype,
         device: torch.device,
         capability: tuple[int, int],
+        *,
+        cache_dtype: torch.dtype | None = None,
+        deterministic: bool = False,
     ) -> None:
         self.spec, self.block_size, self.dtype = spec, block_size, dtype
+        self.cache_dtype = cache_dtype or dtype
         self.windows = spec.windows
         places = self._places(max_rows)
         self.items = {
@@ -64,7 +72,16 @@ class TritonAttention:
         unread = torch.empty(0)
         shape = HeadTransform(spec.num_heads, spec.num_kv_heads, spec.head_dim, unread, unread)
         self.workspace = DecodeWorkspace(max_rows, places, shape, device)
-        self.prefill_config = self._prefill_config(capability)
+        self.prefill_configs = (
+            (self._uniform_config(),) * 2
+            if deterministic
+            else tuple(self._prefill_config(capability, long) for long in (False, True))
+        )
+        self.flash = None
+        if not deterministic:
+            self.flash = flash_attention.choose(
+                spec, dtype, self.cache_dtype, capability, self.prefill_configs[0], block_size, device
+            )
 
     @staticmethod
     def refuses(spec: ModelSpec) -> str | None:
@@ -76,7 +93,7 @@ class TritonAttention:
     def cache(self, num_blocks: int, device: torch.device) -> PagedCache:
         """K and V of one layer. Zeros are for tidiness: the kernels read no position that was not written."""
         shape = (num_blocks, self.spec.num_kv_heads, self.block_size, self.spec.head_dim)
-        key, value = (torch.zeros(shape, dtype=self.dtype, device=device) for _ in range(2))
+        key, value = (torch.zeros(shape, dtype=self.cache_dtype, device=device) for _ in range(2))
         return PagedCache(key, value)
 
     def plan(
@@ -149,11 +166,17 @@ class TritonAttention:
         sequences: Sequences,
         block_table: Tensor,
         out: Tensor,
-    ) -> None:
-        """Transform heads, write K and V, and attend for rows of all kinds."""
-        rope_cache(qkv, layer.heads, layer.cache, rows.positions, rows.cache_slots)
+    ) -> Tensor:
+        """Transform heads, write K and V, and attend for rows of all kinds; the result may be `out`."""
+        flash = self.flash if sequences.whole and self.serves_whole(len(qkv)) else None
+        rope_cache(qkv, layer.heads, layer.cache, rows.positions, rows.cache_slots, in_place=flash is not None)
+        if flash is not None:
+            # It takes decoding rows for prompts of one token; what they really see comes afterwards.
+            out = flash.prompts(qkv, sequences.query_starts, scale=layer.scale, window=layer.window)
         if sequences.decode_slots is not None:
             self.decode(layer, qkv, block_table, out, rows=len(sequences.decode_slots), fused=False)
+        if flash is not None:
+            return out
         prefill_attention(
             qkv,
             layer.cache,
@@ -162,12 +185,17 @@ class TritonAttention:
             sequences.prefill_slots,
             block_table,
             out,
-            self.prefill_config,
+            self.prefill_configs[len(qkv) > LONG_STEP],
             num_heads=self.spec.num_heads,
             scale=layer.scale,
             softcap=layer.softcap,
             window=layer.window,
         )
+        return out
+
+    def serves_whole(self, rows: int) -> bool:
+        """Whether steps of so many rows have another way for whole prompts."""
+        return self.flash is not None and rows >= flash_attention.LEAST_ROWS
 
     def _items(self, window: int | None, rows: int) -> Tensor:
         return self.items[window][: self._places(rows)]
@@ -179,12 +207,21 @@ class TritonAttention:
         config = decode_attention_config(rows, self.spec.head_dim, short)
         return replace(config, tile=32, warps=4, stages=1) if self.dtype.itemsize == 4 else config
 
-    def _prefill_config(self, capability: tuple[int, int]) -> PrefillAttentionConfig:
+    def _prefill_config(self, capability: tuple[int, int], long: bool) -> PrefillAttentionConfig:
         group = self.spec.num_heads // self.spec.num_kv_heads
         if self.dtype.itemsize == 4:  # for checking, not for speed: small tiles fit everywhere
             return PrefillAttentionConfig(_at_least(32, group), 32, 4, 1)
-        config = prefill_attention_config(self.spec.head_dim, self.block_size, capability, self.dtype.itemsize)
+        config = prefill_attention_config(
+            self.spec.head_dim, self.block_size, capability, self.cache_dtype.itemsize, long
+        )
         return replace(config, query_rows=_at_least(config.query_rows, group))
+
+    def _uniform_config(self) -> PrefillAttentionConfig:
+        """One for every GPU and every step; decoding rows use it too, so its tiles are small."""
+        query_rows = _at_least(32 if self.dtype.itemsize == 4 else 64, self.spec.num_heads // self.spec.num_kv_heads)
+        if self.dtype.itemsize == 4 or self.spec.head_dim > 128:
+            return PrefillAttentionConfig(query_rows, 32, 4, 1, uniform=True)
+        return PrefillAttentionConfig(query_rows, 64, 4, 2, uniform=True)
 
 
 def _at_least(query_rows: int, group: int) -> int:

@@ -41,11 +41,15 @@ class Step:
     `repeat` > 1 only when every chunk has length 1 and samples: the device runs the step that many
     times, feeding each sampled token to the next run, and returns that many tokens a chunk. Positions
     past the reserved blocks fall into block 0, which belongs to nobody, and their tokens are dropped.
+
+    `masked`: some sequence may take only the tokens of a mask, which the host gives between the forward pass and
+    sampling; such a step is not repeated.
     """
 
     admits: list[Admit] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     repeat: int = 1
+    masked: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from octavo.core.step import Step, StepResult
+from octavo.sampling.bitmask import Bitmasks
 from octavo.worker.base import Runner
 
 
@@ -15,8 +16,8 @@ class Inline:
     def launch(self, step: Step) -> None:
         self.runner.launch(step)
 
-    def sample(self) -> Callable[[], StepResult]:
-        return self.runner.sample()
+    def sample(self, masks: Bitmasks | None = None) -> Callable[[], StepResult]:
+        return self.runner.sample(masks)
 
     def close(self) -> None:
         self.runner.close()

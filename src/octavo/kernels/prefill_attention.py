@@ -22,6 +22,9 @@ class PrefillAttentionConfig:
     `bulk_copies`: K and V come through tensor descriptors (TMA on Hopper), which needs tile <= block_size and a
     head_dim that is a power of two. `registers` of a thread are at most so many (0: as many as there are), so that two
     programs share a multiprocessor: one multiplies while the other takes exponentials.
+
+    `uniform`: every tile of keys goes through the same code, so that a row's result does not depend, in any bit, on the
+    rows that share its program.
     """
 
     query_rows: int
@@ -30,17 +33,24 @@ class PrefillAttentionConfig:
     stages: int
     bulk_copies: bool = False
     registers: int = 0
+    uniform: bool = False
 
 
 def prefill_attention_config(
-    head_dim: int, block_size: int, capability: tuple[int, int], cache_bytes: int = 2
+    head_dim: int, block_size: int, capability: tuple[int, int], cache_bytes: int = 2, long: bool = False
 ) -> PrefillAttentionConfig:
-    """What fits the shared memory of a multiprocessor: 227 KiB on 9.0, 163 on 8.0, 99 on 8.6 and 8.9."""
+    """What fits the shared memory of a multiprocessor: 227 KiB on 9.0, 163 on 8.0, 99 on 8.6 and 8.9.
+
+    `long`: steps of many thousand rows, where on an H200 bulk copies and two programs a multiprocessor were fastest.
+    """
     hopper = capability >= (9, 0)
     if not hopper:
         return PrefillAttentionConfig(64, 32, 8, 1) if head_dim > 128 else PrefillAttentionConfig(128, 32, 8, 2)
-    bulk = block_size >= 64 and head_dim in (64, 128, 256) and cache_bytes == 2
-    return PrefillAttentionConfig(128, 64, 8, 2 if head_dim > 128 else 3, bulk)
+    if head_dim > 128:
+        return PrefillAttentionConfig(128, 64, 8, 2, block_size >= 64 and head_dim == 256 and cache_bytes == 2)
+    if long and block_size >= 64 and head_dim in (64, 128) and cache_bytes == 2:
+        return PrefillAttentionConfig(128, 64, 8, 2, bulk_copies=True, registers=128)
+    return PrefillAttentionConfig(128, 64, 8, 3)
 
 
 @triton.jit
@@ -161,6 +171,7 @@ def prefill_attention_kernel(
     tile: tl.constexpr,
     stages: tl.constexpr,
     bulk_copies: tl.constexpr,
+    uniform: tl.constexpr,
     has_softcap: tl.constexpr,
     has_window: tl.constexpr,
     dependent: tl.constexpr,
@@ -215,16 +226,20 @@ def prefill_attention_kernel(
         all_from = (tl.maximum(last_position - window + 1, 0) + tile - 1) // tile * tile
         all_from = tl.minimum(all_from, (end + tile - 1) // tile * tile)
         all_to = tl.maximum(all_to, all_from)
+    if uniform:
+        all_from, all_to = begin, begin
+    elif has_window:
         m, total, acc = attend(
             q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, begin,
             all_from, context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages,
             True, bulk_copies, has_softcap, has_window,
         )  # fmt: skip
-    m, total, acc = attend(
-        q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_from, all_to,
-        context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages, False,
-        bulk_copies, has_softcap, has_window,
-    )  # fmt: skip
+    if not uniform:
+        m, total, acc = attend(
+            q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_from,
+            all_to, context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages,
+            False, bulk_copies, has_softcap, has_window,
+        )  # fmt: skip
     m, total, acc = attend(
         q, m, total, acc, key_cache, value_cache, key_tiles, value_tiles, blocks, kv_head, position, all_to, end,
         context, scale, softcap, window, num_kv_heads, head_dim, padded_dim, block_size, tile, stages, True,
@@ -307,6 +322,7 @@ def prefill_attention(
         tile=config.tile,
         stages=config.stages,
         bulk_copies=config.bulk_copies,
+        uniform=config.uniform,
         has_softcap=softcap is not None,
         has_window=window is not None,
         num_warps=config.warps,

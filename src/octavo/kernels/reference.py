@@ -57,6 +57,22 @@ def attention(
     return torch.einsum("htl,lhd->thd", scores.masked_fill(hidden, -math.inf).softmax(-1), value)
 
 
+def mixture(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, activation: str, *, normalize: bool
+) -> Tensor:
+    """A mixture of experts, float64: x [T, H], router [E, H], gate_up [E, 2 I, H], down [E, H, I] -> [T, H]."""
+    x, gate_up, down = x.double(), gate_up.double(), down.double()
+    shares, chosen = (x @ router.double().T).softmax(-1).topk(k, -1)
+    if normalize:
+        shares = shares / shares.sum(-1, keepdim=True)
+    out = torch.zeros_like(x)
+    for row, experts in enumerate(chosen.tolist()):
+        for place, expert in enumerate(experts):
+            gate, up = (gate_up[expert] @ x[row]).chunk(2)
+            out[row] += shares[row, place] * (down[expert] @ (activate(gate, activation) * up))
+    return out
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """One row's parameters; `counts` by token id: (generated how often, in the prompt)."""

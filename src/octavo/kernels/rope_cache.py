@@ -175,6 +175,7 @@ def rope_cache_kernel(
     block_size: tl.constexpr,
     has_bias: tl.constexpr,
     qk_norm: tl.constexpr,
+    in_place: tl.constexpr,
     dependent: tl.constexpr,
 ):
     await_predecessor(dependent)
@@ -192,7 +193,7 @@ def rope_cache_kernel(
         qkv_row + first, bias + first, q_norm, cos, sin, g, live, position, eps, head_dim, padded_dim, rotary_dim,
         has_bias, qk_norm,
     )  # fmt: skip
-    store_key_value(
+    k, v = store_key_value(
         qkv_row, bias, k_norm, cos, sin, key_cache, value_cache, cache_slot // block_size, cache_slot % block_size,
         position, kv_head, key_scale, value_scale, eps, num_heads, num_kv_heads, head_dim, padded_dim, rotary_dim,
         block_size, has_bias, qk_norm,
@@ -201,6 +202,13 @@ def rope_cache_kernel(
     d = tl.arange(0, padded_dim)
     to = qkv_row + first + g[:, None] * head_dim + d[None, :]
     tl.store(to, q.to(qkv.dtype.element_ty), mask=live[:, None] & (d < head_dim)[None, :])
+    if in_place:
+        key_at = qkv_row + (num_heads + kv_head) * head_dim
+        tl.store(key_at + d[None, :], k.to(qkv.dtype.element_ty), mask=(d < head_dim)[None, :])
+        if has_bias:
+            tl.store(
+                key_at + num_kv_heads * head_dim + d[None, :], v.to(qkv.dtype.element_ty), mask=(d < head_dim)[None, :]
+            )
 
 
 def transform_arguments(
@@ -241,13 +249,15 @@ def rope_cache(
     positions: Tensor,
     cache_slots: Tensor,
     *,
+    in_place: bool = False,
     dependent: bool = False,
 ) -> None:
     """Transform the query heads of `qkv` in place and write the rows' K and V to the cache.
 
     `qkv` [T, (heads + 2 kv_heads) * head_dim], contiguous; `positions` [T] int32 or int64, -1 for a padding row,
     which writes nothing; `cache_slots` [T]: block * block_size + offset. No two rows share a cache slot, but for those
-    in block 0. The K part of `qkv` is left as it was.
+    in block 0. The K and V parts of `qkv` are left as they were, or hold what went to the cache: `in_place`, for a
+    cache of the type of `qkv`.
     """
     pointers, sizes = transform_arguments(qkv, heads, cache)
     rope_cache_kernel[(len(qkv), heads.num_kv_heads)](
@@ -259,6 +269,7 @@ def rope_cache(
         heads.eps,
         **sizes,
         padded_group=triton.next_power_of_2(heads.group),
+        in_place=in_place,
         num_warps=2 if heads.group * heads.head_dim <= 512 else 4,
         **launch_options(dependent),
     )

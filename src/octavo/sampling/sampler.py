@@ -12,6 +12,7 @@ from octavo.errors import InvalidConfig
 from octavo.sampling.bad_words import BadWords
 from octavo.sampling.base import LogitsProcessor, Rows
 from octavo.sampling.bias import AllowedTokens, LogitBias
+from octavo.sampling.bitmask import Bitmasks, apply_masks
 from octavo.sampling.blocks import argmax
 from octavo.sampling.draw import draw, mix, uniforms
 from octavo.sampling.logprobs import LOGPROBS_MODES, WHOLE_VOCABULARY, token_logprobs
@@ -82,16 +83,25 @@ class Sampler:
         for processor in self.processors:
             processor.add(admit)
 
-    def sample(self, logits: Tensor, slots: Sequence[int], positions: Tensor | Sequence[int]) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Tensor | Sequence[int],
+        masks: Bitmasks | None = None,
+    ) -> Sampled:
         """One token a row. `logits` [R, V] float32 is overwritten.
 
-        Row i is of slot slots[i], and its token will stand at position positions[i] of the sequence.
+        Row i is of slot slots[i], and its token will stand at position positions[i] of the sequence. `masks` say, by
+        slot, which tokens may be taken this time.
         """
         rows = Rows(slots, self.device)
         positions = torch.as_tensor(positions, dtype=torch.int64, device=self.device)
         asked = rows.having(self.num_logprobs)
         seen = logits.index_select(0, rows.indices(asked)) if asked and not self.processed else None
         peaks = logits.amax(-1)
+        if masks:
+            apply_masks(logits, slots, masks)
         for processor in self.processors:
             processor.apply(logits, rows)
         best, tokens = argmax(logits)

@@ -10,6 +10,7 @@ from octavo.batch import Batch
 from octavo.core.memory import CacheSize
 from octavo.core.step import Chunk, Step, StepResult
 from octavo.layers.decoder import CausalLM
+from octavo.sampling.bitmask import Bitmasks
 from octavo.sampling.sampler import Sampler
 from octavo.types import Request, TokenLogprobs
 from octavo.worker import kv_cache
@@ -65,34 +66,34 @@ class CPURunner:
             self.batch.plans[window] = self.backend.plan(self.batch, window)
         self.hidden = self.model(self.batch)
 
-    def sample(self) -> Callable[[], StepResult]:
-        result = self._result()
+    def sample(self, masks: Bitmasks | None = None) -> Callable[[], StepResult]:
+        result = self._result(masks or {})
         return lambda: result
 
     def close(self) -> None:
         self.caches.clear()
 
     @torch.inference_mode()
-    def _result(self) -> StepResult:
+    def _result(self, masks: Bitmasks) -> StepResult:
         chunks = self.step.chunks
         result = StepResult(tokens=[[] for _ in chunks], logprobs=[[] for _ in chunks])
         self._prompt_logprobs(result)
         sampling = [i for i, chunk in enumerate(chunks) if chunk.samples]
         if sampling:
-            self._sample(sampling, 0, result)
+            self._sample(sampling, 0, result, masks)
             for ahead in range(1, self.step.repeat):
                 self._forward(ahead)
-                self._sample(sampling, ahead, result)
+                self._sample(sampling, ahead, result, {})
         return result
 
-    def _sample(self, sampling: list[int], ahead: int, result: StepResult) -> None:
+    def _sample(self, sampling: list[int], ahead: int, result: StepResult, masks: Bitmasks) -> None:
         chunks = [self.step.chunks[i] for i in sampling]
         slots = [chunk.slot for chunk in chunks]
         positions = torch.tensor([chunk.start + chunk.length + ahead for chunk in chunks])
         hidden = self.hidden
         if len(sampling) < hidden.shape[0]:
             hidden = hidden[torch.tensor([self.batch.query_starts[i + 1] - 1 for i in sampling])]
-        sampled = self.sampler.sample(self.model.logits(hidden), slots, positions)
+        sampled = self.sampler.sample(self.model.logits(hidden), slots, positions, masks)
         self.slots.put(torch.tensor(slots), positions, sampled.tokens)
         for row, (i, token) in enumerate(zip(sampling, sampled.tokens.tolist(), strict=True)):
             result.tokens[i].append(token)

@@ -1,11 +1,25 @@
 """Persistent rows of the running sequences: token ids and block tables, changed by what a step says."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.batch import Batch
 from octavo.core.step import Chunk, Step
+
+
+def appended(step: Step, num_blocks: list[int]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """What a step writes into block tables: (slot, first place, blocks). Keeps the blocks of each slot counted."""
+    for admit in step.admits:
+        num_blocks[admit.slot] = len(admit.blocks)
+        yield admit.slot, 0, admit.blocks
+    for chunk in step.chunks:
+        if chunk.new_blocks:
+            begin = num_blocks[chunk.slot]
+            num_blocks[chunk.slot] = begin + len(chunk.new_blocks)
+            yield chunk.slot, begin, chunk.new_blocks
 
 
 class Slots:
@@ -28,17 +42,8 @@ class Slots:
         for admit in step.admits:
             self.token_ids[admit.slot, : len(admit.tokens)] = torch.tensor(admit.tokens)
             self.block_table[admit.slot] = 0
-            self._num_blocks[admit.slot] = 0
-            self._append(admit.slot, admit.blocks)
-        for chunk in step.chunks:
-            if chunk.new_blocks:
-                self._append(chunk.slot, chunk.new_blocks)
-
-    def _append(self, slot: int, blocks: tuple[int, ...]) -> None:
-        begin = self._num_blocks[slot]
-        self._num_blocks[slot] = begin + len(blocks)
-        if blocks:
-            self.block_table[slot, begin : begin + len(blocks)] = torch.tensor(blocks)
+        for slot, begin, blocks in appended(step, self._num_blocks):
+            self.block_table[slot, begin : begin + len(blocks)] = torch.tensor(blocks, dtype=torch.int64)
 
     def blocks(self, slot: int) -> Tensor:
         return self.block_table[slot, : self._num_blocks[slot]]

@@ -5,7 +5,6 @@ import logging
 
 import torch
 
-from octavo.attention.torch_ref import TorchAttention
 from octavo.config import EngineConfig, parse_bytes, parse_length
 from octavo.core.memory import GIB, CacheSize, size_cache
 from octavo.errors import InvalidConfig
@@ -14,12 +13,12 @@ from octavo.hub import ModelFiles
 from octavo.model_spec import ModelSpec
 from octavo.worker import machine
 from octavo.worker.base import Runner
+from octavo.worker.limits import Limits
 from octavo.worker.load import load_model, phase
+from octavo.worker.native import cpu_attention
 from octavo.worker.runner import CPURunner
 
 logger = logging.getLogger("octavo")
-
-BATCHED_TOKENS = {"cpu": 4096, "cuda": 16384}  # of a step, where the configuration does not say
 
 
 def choose_device(config: EngineConfig) -> torch.device:
@@ -35,12 +34,14 @@ def choose_device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
 
 
-def batched_tokens(config: EngineConfig, device: torch.device) -> int:
-    return config.scheduler.max_num_batched_tokens or BATCHED_TOKENS[device.type]
-
-
 def start_runner(
-    config: EngineConfig, files: ModelFiles, spec: ModelSpec, gguf: GGUFFile | None, seconds: dict[str, float]
+    config: EngineConfig,
+    files: ModelFiles,
+    spec: ModelSpec,
+    gguf: GGUFFile | None,
+    seconds: dict[str, float],
+    device: torch.device,
+    limits: Limits,
 ) -> tuple[Runner, CacheSize]:
     """Load the model and size its cache.
 
@@ -48,14 +49,12 @@ def start_runner(
         InvalidConfig: what was asked for does not fit; the message has the numbers.
         InvalidWeights: a damaged or incomplete checkpoint.
     """
-    device = choose_device(config)
     if device.type == "cuda":
         # Only here, and not at the top: it needs Triton, which a CPU installation lacks.
         cuda = importlib.import_module("octavo.worker.cuda.start")
-        tokens = batched_tokens(config, device)
-        found: tuple[Runner, CacheSize] = cuda.start_runner(config, files, spec, gguf, seconds, device, tokens)
+        found: tuple[Runner, CacheSize] = cuda.start_runner(config, files, spec, gguf, seconds, device, limits)
     else:
-        found = _start_cpu(config, files, spec, gguf, seconds)
+        found = _start_cpu(config, files, spec, gguf, seconds, limits)
     size = found[1]
     logger.info(
         "KV cache size: %s tokens (%.2f GiB, %s blocks of %d), maximum concurrency for %s tokens per request: %.2fx",
@@ -70,11 +69,27 @@ def start_runner(
 
 
 def _start_cpu(
-    config: EngineConfig, files: ModelFiles, spec: ModelSpec, gguf: GGUFFile | None, seconds: dict[str, float]
+    config: EngineConfig,
+    files: ModelFiles,
+    spec: ModelSpec,
+    gguf: GGUFFile | None,
+    seconds: dict[str, float],
+    limits: Limits,
 ) -> tuple[Runner, CacheSize]:
+    if config.device.deterministic:
+        raise InvalidConfig(
+            "deterministic=True needs a GPU: on a CPU the order of additions in a matrix product depends on its rows.",
+            "With dtype=float32 a CPU gives the same greedy tokens whatever else runs.",
+        )
+    if config.cache.kv_cache_dtype != "auto":
+        raise InvalidConfig(
+            f"kv_cache_dtype={config.cache.kv_cache_dtype} needs a GPU: on a CPU K and V have the model's type.",
+            "Leave kv_cache_dtype at auto.",
+        )
     torch.set_num_threads(config.device.num_threads or machine.physical_cores())
     dtype = machine.choose_dtype(config.model.dtype, None if gguf else spec.dtype)
-    size = _cpu_cache_size(config, spec, dtype)  # before the weights: what cannot fit is refused at once
+    # Before the weights: what cannot fit is refused at once.
+    size = _cpu_cache_size(config, spec, dtype, limits.block_size)
     spec = spec.with_max_model_len(size.max_model_len)
     before = machine.resident_memory()
     with phase("load", seconds):
@@ -84,16 +99,16 @@ def _start_cpu(
     with phase("cache", seconds):
         runner = CPURunner(
             model,
-            TorchAttention(model.spec, size.block_size),
+            cpu_attention(model.spec, size.block_size),
             size,
             dtype,
-            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_seqs=limits.max_num_seqs,
             logprobs_mode=config.model.logprobs_mode,
         )
     return runner, size
 
 
-def _cpu_cache_size(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> CacheSize:
+def _cpu_cache_size(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, block_size: int) -> CacheSize:
     given = parse_bytes("kv_cache_memory_bytes", config.cache.kv_cache_memory_bytes)
     available = machine.cpu_cache_bytes() if given is None else given
     if config.cache.num_gpu_blocks_override is None:
@@ -102,7 +117,7 @@ def _cpu_cache_size(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -
     size = size_cache(
         spec,
         element_bytes=dtype.itemsize,
-        block_size=config.cache.block_size,
+        block_size=block_size,
         wanted_len=parse_length(config.model.max_model_len),
         available_bytes=available,
         num_blocks=config.cache.num_gpu_blocks_override,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 Launches = Callable[[], None]
+FEW_SEQUENCES = 8  # so many or fewer in a mixed step are all treated as prompts: one kind of attention, not two
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -24,6 +25,11 @@ def token_counts(largest: int) -> list[int]:
     """Rows of mixed steps to capture; longer ones keep the device busy for longer than their launches take."""
     counts = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
     return [count for count in counts if count <= largest]
+
+
+def sequence_counts(largest: int) -> list[int]:
+    """Sequences of mixed steps to capture: attention has idle programs for each that is not there."""
+    return [count for count in (FEW_SEQUENCES, 256) if count < largest] + [largest]
 
 
 def round_up(size: int, sizes: list[int]) -> int | None:
@@ -46,15 +52,15 @@ class Graphs:
         else:
             graph.replay()
 
-    def capture(self, key: Hashable, launches: Launches) -> None:
-        """Launch once, so that all is loaded and its work space exists, then capture."""
+    def capture(self, key: Hashable, launches: Launches, prepare: Launches) -> None:
+        """Capture, once `prepare` has launched what loads kernels and makes work space."""
         if self.stream is None:
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self.pool = torch.cuda.graph_pool_handle()
         stream = self.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            launches()
+            prepare()
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             collecting = gc.isenabled()

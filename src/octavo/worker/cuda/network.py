@@ -15,12 +15,15 @@ from octavo.kernels.rope_cache import HeadTransform
 from octavo.kernels.skinny_matmul import DeferredNorm, Residual, skinny_matmul
 from octavo.layers.decoder import Block, CausalLM
 from octavo.layers.mlp import MLP
+from octavo.layers.moe import MixtureOfExperts
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotary
 from octavo.quant.dense import Dense
+from octavo.worker.cuda.mixture import mixture
 from octavo.worker.cuda.tuning import Products
 
-Attend = Callable[[LayerAttention, Tensor, Tensor], None]  # layer, raw qkv [T, ...] -> out [T, heads * head_dim]
+# layer, raw qkv [T, ...], where the result [T, heads * head_dim] may go -> the result
+Attend = Callable[[LayerAttention, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +36,18 @@ class Layer:
 class Network:
     """Embedding to final norm of a model, with the layers' own weights.
 
-    `capturable`: no part of it looks at values on the host, as a mixture of experts does.
+    `fixed`: mixtures of experts give a row the same whatever rows stand beside it.
     """
 
-    def __init__(self, model: CausalLM, attention: TritonAttention, device: torch.device) -> None:
-        self.model, self.spec = model, model.spec
+    def __init__(
+        self, model: CausalLM, attention: TritonAttention, device: torch.device, *, fixed: bool = False
+    ) -> None:
+        self.model, self.spec, self.fixed = model, model.spec, fixed
         table = model.model.embed_tokens
         self.embedding = table.weight
         # Rounded to the table's type, as the layer rounds it.
         self.embedding_scale = float(torch.tensor(table.scale, dtype=table.weight.dtype))
         self.blocks: list[Block] = list(model.model.layers)  # type: ignore[arg-type]
-        self.capturable = all(isinstance(block.mlp, MLP) for block in self.blocks)
         self.layers: list[Layer] = []
         self.allocate(attention, 1, device)
         hidden = self.spec.hidden_size
@@ -66,6 +70,16 @@ class Network:
             plain = LayerAttention(heads, attention.cache(num_blocks, device), part.scale, part.softcap, part.window)
             self.layers.append(Layer(block, plain, replace(plain, heads=replace(heads, bias=own.qkv_proj.bias))))
 
+    def briefly(self, launches: Callable[[], None]) -> None:
+        """Launch with one layer of each kind: what compiles or loads something does so, in a fraction of the time."""
+        layers, norms = self.layers, self.norms
+        kinds = {layer.attention.window: i for i, layer in enumerate(layers)}
+        self.layers, self.norms = [layers[i] for i in kinds.values()], [norms[i] for i in kinds.values()]
+        try:
+            launches()
+        finally:
+            self.layers, self.norms = layers, norms
+
     def run(self, token_ids: Tensor, attend: Attend) -> Tensor:
         """Final hidden states [T, hidden_size], with the matrix products of the layers' own methods."""
         rows, spec = len(token_ids), self.spec
@@ -76,8 +90,7 @@ class Network:
         embed(token_ids, self.embedding, first.weight, hidden, normed, first.eps, scale=self.embedding_scale)
         for layer, (_, following) in zip(self.layers, self.norms, strict=True):
             block = layer.block
-            attend(layer.attention, block.self_attn.qkv_proj(normed), out)
-            x = block.self_attn.o_proj(out)
+            x = block.self_attn.o_proj(attend(layer.attention, block.self_attn.qkv_proj(normed), out))
             after, before = block.post_attention_layernorm, block.post_attention_layernorm
             post_attention = post_feedforward = None
             if block.sandwich:
@@ -90,9 +103,9 @@ class Network:
 
     def _feed_forward(self, block: Block, x: Tensor) -> Tensor:
         mlp = block.mlp
-        if not isinstance(mlp, MLP):
-            out: Tensor = mlp(x)
-            return out
+        if isinstance(mlp, MixtureOfExperts):
+            return mixture(mlp, x, self.spec.activation, fixed=self.fixed)
+        assert isinstance(mlp, MLP)
         gate_up = mlp.gate_up_proj(x)
         gated = gate_up.new_empty(len(x), gate_up.shape[1] // 2)
         activate(gate_up, gated, self.spec.activation)
@@ -152,9 +165,8 @@ class Network:
                 norm=DeferredNorm(self.squares, down_parts, own.eps),
                 dependent=dependent,
             )
-            attend(layer.biased, qkv, out)
             skinny_matmul(
-                out,
+                attend(layer.biased, qkv, out),
                 attention.o_proj.weight,
                 hidden,
                 o,

@@ -1,6 +1,8 @@
 """Runs steps on a CUDA device: the host sends changes and replays graphs, and reads tokens when they are there."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,20 +15,41 @@ from octavo.kernels.decode_attention import SHORT_CONTEXT
 from octavo.kernels.decode_plan import DecodeRows
 from octavo.kernels.edit_logits import count_tokens
 from octavo.layers.decoder import CausalLM
+from octavo.sampling.bitmask import Bitmasks
 from octavo.sampling.sampler import Sampler, describe_fault
 from octavo.types import Request, TokenLogprobs
-from octavo.worker.cuda.graphs import Graphs, Launches, batch_sizes, coarse_sizes, round_up, token_counts
+from octavo.worker.cuda.fixed import fix_products
+from octavo.worker.cuda.graphs import (
+    FEW_SEQUENCES,
+    Graphs,
+    Launches,
+    batch_sizes,
+    coarse_sizes,
+    round_up,
+    sequence_counts,
+    token_counts,
+)
 from octavo.worker.cuda.network import Network
 from octavo.worker.cuda.sampling import DeviceSampler, Reading
 from octavo.worker.cuda.slots import DeviceSlots
 from octavo.worker.cuda.tuning import Products, choose_products
 
 MANY_ROWS = 64  # beyond which the length of contexts decides how attention is best done
-FEW_SEQUENCES = 8  # so many or fewer in a mixed step are all treated as prompts: one kind of attention, not two
 PROMPT_LOGPROB_ROWS = 128
 FAULTS = (0.0, float("nan"), float("inf"), 0.0)  # what the largest logit was, by code of `kernels.sample`
 
 Part = Callable[[StepResult], None]  # of the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What a mixed step knows between its forward pass and its sampling; chunks with their places in the step."""
+
+    hidden: Tensor  # of all rows, if `scored` needs them
+    ours: list[tuple[int, Chunk]]  # sampled by our kernels, from the first gathered rows
+    others: list[tuple[int, Chunk]]  # sampled by torch, from the rows behind them
+    scored: list[tuple[int, Chunk, int]]  # prompts that want logprobs, and their first rows
+    ahead: int
 
 
 class Runner:
@@ -36,8 +59,11 @@ class Runner:
     states of the rows that sample, and another that samples. Requests that the sampling kernels do not serve are
     sampled by torch, which waits for the device.
 
+    A `masked` step is mixed, too, and sampled when `sample` brings the masks.
+
     `captured`: replay graphs once `graph_keys` are captured. `fused_rows`: batches up to this use fused products where
-    they are known; None: as measured.
+    they are known; None: as measured. `deterministic`: every step is mixed and without decoding rows, so that there is
+    one kernel for everything whose arithmetic could differ. `cache_dtype`: of K and V; None: as the activations.
     """
 
     def __init__(
@@ -54,14 +80,28 @@ class Runner:
         capability: tuple[int, int],
         captured: bool,
         fused_rows: int | None = None,
+        deterministic: bool = False,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         spec = model.spec
+        self.deterministic = deterministic
+        if deterministic:
+            fix_products(model)
         self.model, self.device, self.block_size = model, device, block_size
         self.max_rows, self.max_tokens = max_num_seqs, max_num_batched_tokens
         self.dependent = capability >= (9, 0)
-        self.attention = TritonAttention(spec, block_size, max_num_seqs, dtype, device, capability)
-        self.network = Network(model, self.attention, device)
-        self.captured = captured and self.network.capturable
+        self.attention = TritonAttention(
+            spec,
+            block_size,
+            max_num_seqs,
+            dtype,
+            device,
+            capability,
+            cache_dtype=cache_dtype,
+            deterministic=deterministic,
+        )
+        self.network = Network(model, self.attention, device, fixed=deterministic)
+        self.captured = captured
         self.slots = DeviceSlots(
             max_num_seqs, spec.max_model_len, block_size, spec.vocab_size, num_scheduler_steps, device
         )
@@ -73,11 +113,13 @@ class Runner:
         self.gathered = torch.zeros(max_num_seqs, spec.hidden_size, dtype=dtype, device=device)
         self.graphs = Graphs()
         self.sizes, self.rare_sizes = batch_sizes(max_num_seqs), coarse_sizes(max_num_seqs)
-        self.token_counts = token_counts(max_num_batched_tokens) if self.captured else []
+        self.token_counts = token_counts(max_num_batched_tokens)
+        self.seq_counts = sequence_counts(max_num_seqs)
         self.products: dict[int, Products | None] = {
             rows: self._products(rows, dtype, fused_rows) for rows in {*self.sizes, *self.rare_sizes}
         }
         self.answer: Callable[[], StepResult]
+        self.waiting: tuple[Step, Forwarded] | None = None  # for masks
 
     def _padded(self) -> int:
         """Columns of the rows' tensors: their addresses are to be multiples of 16 bytes."""
@@ -105,16 +147,31 @@ class Runner:
                 self.sampler.admit(admit)
             else:
                 self.torch_slots.add(slot)
+                self.sampler.masked.discard(slot)
                 self.torch_sampler.add(admit)
+        if step.masked:
+            self.waiting = step, self._forward_mixed(step.chunks, 0)
+            return
+        self.sampler.mask({})
         parts: list[Part] = []
-        if self._only_decodes(step):
+        if self._only_decodes(step) and not self.deterministic:
             self._decode(step, parts)
         else:
             for ahead in range(step.repeat):
-                self._mixed(step.chunks, ahead, parts)
+                self._sample_mixed(self._forward_mixed(step.chunks, ahead), {}, parts)
         self.answer = self._answer(step, parts)
 
-    def sample(self) -> Callable[[], StepResult]:
+    @torch.inference_mode()
+    def sample(self, masks: Bitmasks | None = None) -> Callable[[], StepResult]:
+        if self.waiting is not None:
+            step, forwarded = self.waiting
+            self.waiting = None
+            masks = masks or {}
+            self.sampler.mask({slot: words for slot, words in masks.items() if slot not in self.torch_slots})
+            self._send()
+            parts: list[Part] = []
+            self._sample_mixed(forwarded, masks, parts)
+            self.answer = self._answer(step, parts)
         return self.answer
 
     def close(self) -> None:
@@ -155,11 +212,11 @@ class Runner:
             self.graphs.run(("decode", rows, featured, short), partial(self._decode_launches, rows, featured, short))
             parts.append(self._reading(chunks))
 
-    def _mixed(self, chunks: list[Chunk], ahead: int, parts: list[Part]) -> None:
+    def _forward_mixed(self, chunks: list[Chunk], ahead: int) -> Forwarded:
         """Decoding rows first, then prompts; sampled rows in the same order, those for torch behind the others."""
         decoding = [c.length == 1 and c.samples for c in chunks]
         order = sorted(range(len(chunks)), key=lambda i: not decoding[i])
-        num_decoding = sum(decoding) if len(chunks) > FEW_SEQUENCES else 0
+        num_decoding = sum(decoding) if len(chunks) > FEW_SEQUENCES and not self.deterministic else 0
         starts, ends, end = [], [], 0
         for i in order:
             starts.append(end)
@@ -180,18 +237,24 @@ class Runner:
         set_rows("sample_rows", [row for _, row in ours + others])
         set_rows("sample_slots", [chunks[i].slot for i, _ in ours])
         self._send()
-        scored = [i for i in order if chunks[i].slot in self.scored]
-        hidden = self._forward(end, len(chunks), num_decoding > 0, keep=bool(scored))
+        scored = [
+            (i, chunks[i], start) for i, start in zip(order, starts, strict=True) if chunks[i].slot in self.scored
+        ]
+        whole = all(chunks[i].start + ahead == 0 for i in order[num_decoding:])
+        hidden = self._forward(end, len(chunks), num_decoding > 0, whole, keep=bool(scored))
+        return Forwarded(hidden, [(i, chunks[i]) for i, _ in ours], [(i, chunks[i]) for i, _ in others], scored, ahead)
+
+    def _sample_mixed(self, forwarded: Forwarded, masks: Bitmasks, parts: list[Part]) -> None:
+        ours = forwarded.ours
         if ours:
-            slots = [chunks[i].slot for i, _ in ours]
-            featured = not self.sampler.featured.isdisjoint(slots)
+            featured = not self.sampler.featured.isdisjoint(chunk.slot for _, chunk in ours)
             rows = round_up(len(ours), self.rare_sizes) or self.max_rows
             self.graphs.run(("sample", rows, featured), partial(self._sample_launches, rows, featured))
-            parts.append(self._reading([(i, chunks[i]) for i, _ in ours]))
-        if others:
-            parts.append(self._sample_with_torch([(i, chunks[i]) for i, _ in others], len(ours), ahead))
-        for i in scored:
-            if found := self._prompt_logprobs(chunks[i], hidden, starts[order.index(i)]):
+            parts.append(self._reading(ours))
+        if forwarded.others:
+            parts.append(self._sample_with_torch(forwarded.others, len(ours), forwarded.ahead, masks))
+        for i, chunk, first_row in forwarded.scored:
+            if found := self._prompt_logprobs(chunk, forwarded.hidden, first_row):
                 parts.append(partial(_put_prompt_logprobs, i, found))
 
     def _send(self) -> None:
@@ -200,27 +263,29 @@ class Runner:
 
     # -- the device's side: launches only, from and to tensors that stay
 
-    def _forward(self, tokens: int, num_seqs: int, decoding: bool, keep: bool) -> Tensor:
+    def _forward(self, tokens: int, num_seqs: int, decoding: bool, whole: bool, keep: bool) -> Tensor:
         """Hidden states of the sampled rows to `gathered`; of all rows, for the caller, if it keeps them."""
-        captured = None if keep else round_up(tokens, self.token_counts)
+        captured = round_up(tokens, self.token_counts) if self.captured and not keep else None
         if captured is None:
-            return self._mixed_launches(tokens, num_seqs, decoding)
+            return self._mixed_launches(tokens, num_seqs, decoding, whole)
         seqs = self._captured_seqs(num_seqs)
-        key = ("mixed", captured, seqs, decoding)
-        self.graphs.run(key, partial(_drop, partial(self._mixed_launches, captured, seqs, decoding)))
+        whole = whole and self.attention.serves_whole(captured)
+        key = ("mixed", captured, seqs, decoding, whole)
+        self.graphs.run(key, partial(_drop, partial(self._mixed_launches, captured, seqs, decoding, whole)))
         return self.gathered
 
     def _captured_seqs(self, num_seqs: int) -> int:
-        return FEW_SEQUENCES if num_seqs <= FEW_SEQUENCES < self.max_rows else self.max_rows
+        return round_up(num_seqs, self.seq_counts) or self.max_rows
 
-    def _mixed_launches(self, tokens: int, num_seqs: int, decoding: bool) -> Tensor:
+    def _mixed_launches(self, tokens: int, num_seqs: int, decoding: bool, whole: bool = False) -> Tensor:
         slots, table = self.slots, self.slots["block_table"]
         rows = self._rows(tokens)
         sequences = Sequences(
             slots["query_starts"][: num_seqs + 1],
             slots["context_lens"][:num_seqs],
             slots["prefill_slots"][:num_seqs],
-            slots["decode_slots"][: self.max_rows] if decoding else None,
+            slots["decode_slots"][: self._captured_seqs(num_seqs)] if decoding else None,
+            whole,
         )
         batch_rows(
             sequences.query_starts,
@@ -236,8 +301,8 @@ class Runner:
                 sequences.decode_slots, slots["length"], slots["tokens"], table, rows=None, new_in_cache=True
             )
 
-        def attend(layer: LayerAttention, qkv: Tensor, out: Tensor) -> None:
-            self.attention.mixed(layer, qkv, rows, sequences, table, out)
+        def attend(layer: LayerAttention, qkv: Tensor, out: Tensor) -> Tensor:
+            return self.attention.mixed(layer, qkv, rows, sequences, table, out)
 
         hidden = self.network.run(rows.token_ids, attend)
         torch.index_select(hidden, 0, slots["sample_rows"][: self.max_rows], out=self.gathered)
@@ -259,8 +324,9 @@ class Runner:
             dependent=dependent,
         )
 
-        def attend(layer: LayerAttention, qkv: Tensor, out: Tensor) -> None:
+        def attend(layer: LayerAttention, qkv: Tensor, out: Tensor) -> Tensor:
             self.attention.decode(layer, qkv, table, out, rows=rows, fused=True, short=short, dependent=dependent)
+            return out
 
         if products is None:
             hidden = self.network.run(fed.token_ids, attend)
@@ -278,11 +344,14 @@ class Runner:
     def graph_keys(self) -> Iterator[tuple[Hashable, Launches]]:
         """Everything that steps may replay, large ones first so that small ones reuse their memory."""
         for tokens in reversed(self.token_counts):
-            for seqs in {self._captured_seqs(1), self.max_rows}:
-                for decoding in (False, True) if seqs == self.max_rows > FEW_SEQUENCES else (False,):
-                    launches = partial(_drop, partial(self._mixed_launches, tokens, seqs, decoding))
-                    yield ("mixed", tokens, seqs, decoding), launches
-        for sizes, featured in ((self.sizes, False), (self.rare_sizes, True)):
+            # Every sequence has a row: no step has more sequences than tokens.
+            for seqs in self.seq_counts[: bisect_left(self.seq_counts, min(tokens, self.max_rows)) + 1]:
+                for decoding in (False, True) if seqs > FEW_SEQUENCES and not self.deterministic else (False,):
+                    for whole in (False, True) if self.attention.serves_whole(tokens) else (False,):
+                        launches = partial(_drop, partial(self._mixed_launches, tokens, seqs, decoding, whole))
+                        yield ("mixed", tokens, seqs, decoding, whole), launches
+        decodes = () if self.deterministic else ((self.sizes, False), (self.rare_sizes, True))
+        for sizes, featured in decodes:
             for rows in reversed(sizes):
                 for short in (False, True) if rows > MANY_ROWS else (False,):
                     yield ("decode", rows, featured, short), partial(self._decode_launches, rows, featured, short)
@@ -303,7 +372,10 @@ class Runner:
 
     def largest(self) -> None:
         """The step that takes the most memory, without any sequence in it."""
-        self._mixed_launches(self.max_tokens, self.max_rows, True)
+        for whole in {False, self.attention.serves_whole(self.max_tokens)}:
+            self._mixed_launches(self.max_tokens, self.max_rows, True, whole)
+        for count in self.seq_counts:  # what steps too long to be captured need
+            self._mixed_launches(min(self.max_tokens, FEW_SEQUENCES), count, count > FEW_SEQUENCES)
         self._sample_launches(self.max_rows, True)
 
     # -- answers
@@ -316,11 +388,11 @@ class Runner:
         lengths = [chunk.start + chunk.length for _, chunk in chunks]
         return partial(_put_tokens, places, lengths, reading, asked)
 
-    def _sample_with_torch(self, chunks: list[tuple[int, Chunk]], first: int, ahead: int) -> Part:
+    def _sample_with_torch(self, chunks: list[tuple[int, Chunk]], first: int, ahead: int, masks: Bitmasks) -> Part:
         slots = [chunk.slot for _, chunk in chunks]
         positions = [chunk.start + chunk.length + ahead for _, chunk in chunks]
         hidden = self.gathered[first : first + len(chunks)]
-        sampled = self.torch_sampler.sample(self.model.logits(hidden), slots, positions)
+        sampled = self.torch_sampler.sample(self.model.logits(hidden), slots, positions, masks)
         at = torch.tensor([slots, positions], device=self.device)
         limit = self.slots.max_model_len
         fits = at[1] < limit

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from octavo.kernels.logprobs import MAX_LOGPROBS, LogprobsWorkspace, token_logpr
 from octavo.kernels.sample import Samples, advance, sample
 from octavo.layers.decoder import CausalLM
 from octavo.sampling.base import in_vocabulary
+from octavo.sampling.bitmask import Bitmasks, Words, bitmask
 from octavo.types import Request, TokenLogprobs
 from octavo.worker.cuda.slots import DeviceSlots
 
@@ -56,6 +56,9 @@ class DeviceSampler:
         self.featured: set[int] = set()  # slots that need more than the largest logit or a draw
         self.num_logprobs: dict[int, int] = {}  # by slot, of those that ask
         self.counted: list[Admit] = []  # admitted with penalties, not counted yet
+        self.features: dict[int, int] = {}  # by slot, without masks
+        self.allowed: dict[int, Words] = {}  # by slot, of those with allowed_token_ids
+        self.masked: set[int] = set()  # slots whose tables hold a mask
 
     def serves(self, request: Request) -> bool:
         """Whether the kernels can do what the request asks; torch's sampler does everything."""
@@ -101,15 +104,35 @@ class DeviceSampler:
             put("num_bias", slot, len(biased))
             write("bias_ids", slot, biased)
             write("bias_values", slot, [bias[token] for token in biased])
+        self.allowed.pop(slot, None)
+        self.masked.discard(slot)
         if params.allowed_token_ids is not None:
             features |= BITMASK
-            write("bitmask", slot, bitmask(params.allowed_token_ids, self.vocab_size))
+            self.allowed[slot] = bitmask(params.allowed_token_ids, self.vocab_size)
+            write("bitmask", slot, self.allowed[slot])
+        self.features[slot] = features
         put("features", slot, features)
         put("num_logprobs", slot, -1 if params.logprobs is None else params.logprobs)
         if params.logprobs is not None:
             self.num_logprobs[slot] = params.logprobs
         if features or params.logprobs is not None:
             self.featured.add(slot)
+
+    def mask(self, masks: Bitmasks) -> None:
+        """Let these masks rule the next sampling of their slots, and none that of other slots."""
+        write, put = self.slots.changes.write, self.slots.changes.set
+        for slot in self.masked.difference(masks):
+            features = self.features[slot]
+            put("features", slot, features)
+            if slot in self.allowed:
+                write("bitmask", slot, self.allowed[slot])
+            if not features and slot not in self.num_logprobs:
+                self.featured.discard(slot)
+        for slot, words in masks.items():
+            write("bitmask", slot, words & self.allowed[slot] if slot in self.allowed else words)
+            put("features", slot, self.features.get(slot, 0) | BITMASK)
+            self.featured.add(slot)
+        self.masked = set(masks)
 
     def count(self) -> None:
         """Count the tokens of newly admitted sequences with penalties; their changes have been sent."""
@@ -154,10 +177,3 @@ def to_host(tensor: Tensor) -> Tensor:
     """A copy on the host that is complete once the stream has come so far."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return host.copy_(tensor, non_blocking=True)
-
-
-def bitmask(allowed: tuple[int, ...], vocab_size: int) -> np.ndarray:
-    """[ceil(vocabulary / 32)] int32: bit id % 32 of word id // 32 is set if the id is allowed."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
-    bits[in_vocabulary(allowed, vocab_size)] = 1
-    return np.packbits(bits, bitorder="little").view("<i4")

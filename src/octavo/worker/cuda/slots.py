@@ -9,6 +9,7 @@ from torch import Tensor
 from octavo.core.step import Step
 from octavo.kernels.logit_rows import sampling_fields
 from octavo.kernels.slot_update import Changes, Field, SlotTables
+from octavo.worker.slots import appended
 
 # One value a row or sequence of the step, and what stands where a step has none.
 STEP_FIELDS = {
@@ -53,16 +54,8 @@ class DeviceSlots:
         for admit in step.admits:
             write("tokens", admit.slot, admit.tokens)
             self.changes.set("length", admit.slot, len(admit.tokens))
-            self._num_blocks[admit.slot] = 0
-            self._append(admit.slot, admit.blocks)
-        for chunk in step.chunks:
-            if chunk.new_blocks:
-                self._append(chunk.slot, chunk.new_blocks)
-
-    def _append(self, slot: int, blocks: tuple[int, ...]) -> None:
-        begin = self._num_blocks[slot]
-        self._num_blocks[slot] = begin + len(blocks)
-        self.changes.write("block_table", slot, blocks + self.blanks, begin)
+        for slot, begin, blocks in appended(step, self._num_blocks):
+            write("block_table", slot, blocks + self.blanks, begin)
 
     def set_rows(self, name: str, values: Sequence[int], rest: int | None = None) -> None:
         """Let a field of the step hold `values`, and `rest` behind them; nothing is sent if it does already."""

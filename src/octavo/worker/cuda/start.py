@@ -1,6 +1,7 @@
 """Start on a GPU: weights, kernels, the memory of the largest step, a cache of what is left, captured graphs."""
 
 import logging
+from functools import partial
 
 import torch
 
@@ -13,11 +14,13 @@ from octavo.hub import ModelFiles
 from octavo.model_spec import ModelSpec
 from octavo.worker.cuda import warm
 from octavo.worker.cuda.runner import Runner
+from octavo.worker.limits import Limits
 from octavo.worker.load import load_model, phase
 
 logger = logging.getLogger("octavo")
 
 OLDEST = (8, 0)  # compute capability that the kernels are compiled and tested for
+FP8 = (8, 9)  # that converts to and from 8-bit floating point
 CONTEXT_BYTES = 600 << 20  # the driver's share of this process, which torch does not count
 GRAPH_BYTES = 5 << 20  # of a captured graph, beside its activations: measured afterwards and printed
 SPARE_BYTES = 256 << 20  # for what libraries allocate late
@@ -30,7 +33,7 @@ def start_runner(
     gguf: GGUFFile | None,
     seconds: dict[str, float],
     device: torch.device,
-    max_num_batched_tokens: int,
+    limits: Limits,
 ) -> tuple[Runner, CacheSize]:
     """Load, compile, size the cache by what is really free, capture.
 
@@ -50,31 +53,37 @@ def start_runner(
         raise InvalidConfig(f"This model does not run on a GPU: {why}.", "Use device=cpu.")
     memory = Memory(config.cache.gpu_memory_utilization)
     dtype = _choose_dtype(config.model.dtype, None if gguf else spec.dtype)
+    cache_dtype = _choose_cache_dtype(config.cache.kv_cache_dtype, dtype, capability)
     predicted = num_parameters(spec) * dtype.itemsize
-    size = _size(config, spec, dtype, memory.left() - predicted)  # what cannot fit is refused before it is loaded
+    # What cannot fit is refused before it is loaded.
+    size = _size(config, spec, cache_dtype, limits.block_size, memory.left() - predicted)
     spec = spec.with_max_model_len(size.max_model_len)
     with phase("load", seconds):
         model = load_model(config, files, spec, gguf, dtype, device)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the checkpoint's tensors went through
     memory.note("weights", predicted)
+    warm.unwatch()
     runner = Runner(
         model,
         dtype,
         device,
         block_size=size.block_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         num_scheduler_steps=config.scheduler.num_scheduler_steps,
         logprobs_mode=config.model.logprobs_mode,
         capability=capability,
         captured=not config.device.enforce_eager,
+        deterministic=config.device.deterministic,
+        cache_dtype=cache_dtype,
     )
     memory.note("rows of the slots and work space")
     with torch.inference_mode():
         keys = list(runner.graph_keys())
         with phase("compile", seconds):
-            variants = warm.compile_all([runner.extras, runner.largest, *(launches for _, launches in keys)])
+            steps = [runner.largest, *(launches for _, launches in keys)]
+            variants = warm.compile_all([runner.extras, *(partial(runner.network.briefly, step) for step in steps)])
         with phase("warm-up", seconds):
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -87,16 +96,17 @@ def start_runner(
         graphs = GRAPH_BYTES * len(keys) + activations // 4 if runner.captured else 0
         with phase("cache", seconds):
             left = memory.left() - activations - graphs - SPARE_BYTES
-            size = _size(config, spec, dtype, left)
+            size = _size(config, spec, cache_dtype, limits.block_size, left)
             runner.allocate(size.num_blocks)
             torch.cuda.synchronize()
         memory.note("KV cache", size.num_bytes)
         with phase("capture", seconds):
             for key, launches in keys:
+                prepare = partial(runner.network.briefly, launches)
                 if runner.captured:
-                    runner.graphs.capture(key, launches)
+                    runner.graphs.capture(key, launches, prepare)
                 else:
-                    launches()
+                    prepare()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
         memory.note("graphs", graphs)
@@ -159,13 +169,27 @@ def _choose_dtype(wanted: str, checkpoint: str | None) -> torch.dtype:
     return dtype
 
 
-def _size(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, available: int) -> CacheSize:
+def _choose_cache_dtype(wanted: str, dtype: torch.dtype, capability: tuple[int, int]) -> torch.dtype:
+    if wanted == "auto":
+        return dtype
+    if capability < FP8:
+        raise InvalidConfig(
+            f"kv_cache_dtype=fp8 needs a GPU of compute capability 8.9 or newer; this one has "
+            f"{capability[0]}.{capability[1]}.",
+            "Leave kv_cache_dtype at auto.",
+        )
+    return torch.float8_e4m3fn
+
+
+def _size(
+    config: EngineConfig, spec: ModelSpec, cache_dtype: torch.dtype, block_size: int, available: int
+) -> CacheSize:
     given = parse_bytes("kv_cache_memory_bytes", config.cache.kv_cache_memory_bytes)
     try:
         return size_cache(
             spec,
-            element_bytes=dtype.itemsize,
-            block_size=config.cache.block_size,
+            element_bytes=cache_dtype.itemsize,
+            block_size=block_size,
             wanted_len=parse_length(config.model.max_model_len),
             available_bytes=max(0, available if given is None else given),
             num_blocks=config.cache.num_gpu_blocks_override,

@@ -10,6 +10,8 @@ from typing import Any
 import triton
 from triton.runtime.jit import JITFunction
 
+from octavo.worker import compilations
+
 logger = logging.getLogger("octavo")
 
 compiled_late: list[str] = []  # names of kernels compiled after `watch`
@@ -20,11 +22,11 @@ def compile_all(launches: Iterable[Callable[[], None]]) -> int:
 
     Threads are enough: the compiler's passes and the assembler run outside of Python.
     """
-    triton.knobs.runtime.jit_post_compile_hook = None  # of an engine that started before
     with ThreadPoolExecutor(max(2, min(32, os.cpu_count() or 1))) as pool:
         with triton.AsyncCompileMode(pool) as mode, _compiling_only():
             for launch in launches:
                 launch()
+        compilations.counts["startup"] += len(mode.future_kernels)
         return len(mode.future_kernels)
 
 
@@ -43,6 +45,11 @@ def _compiling_only() -> Iterator[None]:
         JITFunction.run = run
 
 
+def unwatch() -> None:
+    """An engine starts, perhaps beside one that serves."""
+    triton.knobs.runtime.jit_post_compile_hook = None
+
+
 def watch() -> None:
     """From now on a compilation is a fault: it stops the engine for a second or so. It is logged and counted."""
     triton.knobs.runtime.jit_post_compile_hook = _late
@@ -51,4 +58,5 @@ def watch() -> None:
 def _late(*, fn: Any, **_: Any) -> None:
     name = getattr(fn, "name", str(fn))
     compiled_late.append(name)
+    compilations.counts["serving"] += 1
     logger.warning("Kernel %s was compiled while serving; it should have been compiled at start.", name)
