@@ -46,18 +46,19 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._end: asyncio.Future[None] | None = None
         self._buffer, self._status = b"", b""
-        self._in_body = False
+        self._in_body = self._done = self._last_chunk = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
-        self._finish(f"connection closed: {error or 'by the server'}")
+        self._finish("" if self._done else f"connection closed: {error or 'by the server'}")
 
     async def ask(self, request: bytes, answer: Answer) -> None:
         self._answer, self._end = answer, asyncio.get_running_loop().create_future()
-        self._buffer, self._in_body, self._status = b"", False, b""
+        self._buffer, self._status = b"", b""
+        self._in_body = self._done = self._last_chunk = False
         answer.sent = time.monotonic()
         self.transport.write(request)
         await self._end
@@ -78,13 +79,17 @@ class Connection(asyncio.Protocol):
         *lines, self._buffer = buffer.split(b"\n")
         for line in lines:
             if not line.startswith(b"data: "):
+                if line == b"0\r":
+                    self._last_chunk = True
+                elif self._last_chunk:  # the empty line after it: the next answer begins here
+                    self._finish("" if self._done else "the stream ended without [DONE]")
                 continue
             if TOKEN in line:
                 answer.times.append(now)
                 if b'"usage":{' not in line:
                     continue
             if line.startswith(DONE):
-                self._finish("")
+                self._done = True
             elif line.startswith(FAULT):
                 answer.error = line[6:300].decode(errors="replace")
             else:
