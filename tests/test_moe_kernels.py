@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 pytest.importorskip("triton")
 
@@ -14,7 +15,7 @@ from octavo.kernels.moe import expert_rows, route, sort_by_expert
 from octavo.layers.moe import MixtureOfExperts
 from octavo.model_spec import MoeSpec
 from octavo.worker.cuda.mixture import mixture
-from test_kernels import DEVICE, DTYPE, GPU, NAN, close, ints, normal, poisoned, weight
+from test_kernels import DEVICE, DTYPE, GPU, NAN, TOLERANCE, close, ints, normal, poisoned, weight
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # the interpreter's
 
@@ -34,11 +35,11 @@ def layer(experts: int, k: int, hidden: int, inner: int, *, normalize: bool = Tr
     return made
 
 
-def expected(made: MixtureOfExperts, x: Tensor, activation: str = "silu") -> Tensor:
-    own = made.experts
-    return reference.mixture(
-        x, made.gate.weight, own.gate_up_proj, own.down_proj, made.k, activation, normalize=made.normalize
-    )
+def expected(made: MixtureOfExperts, x: Tensor, *, fixed: bool = False) -> Tensor:
+    own, scores = made.experts, functional.linear(x, made.gate.weight)
+    if fixed:
+        fixed_matmul(x, made.gate.weight, scores)
+    return reference.mixture(x, scores, own.gate_up_proj, own.down_proj, made.k, "silu", normalize=made.normalize)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -89,7 +90,7 @@ def test_mixture(shape: str, fixed: bool) -> None:
     num_rows, experts, k, hidden, inner = SHAPES[shape]
     made = layer(experts, k, hidden, inner, normalize=shape != "few")
     x = normal(num_rows, hidden)
-    close(mixture(made, x, "silu", fixed=fixed), expected(made, x))
+    close(mixture(made, x, "silu", fixed=fixed), expected(made, x, fixed=fixed))
 
 
 @pytest.mark.skipif(not GPU, reason="large")
@@ -97,7 +98,10 @@ def test_mixture(shape: str, fixed: bool) -> None:
 def test_large_mixture(num_rows: int) -> None:
     made = layer(128, 8, 2048, 768)
     x = normal(num_rows, 2048)
-    close(mixture(made, x, "silu")[-40:], expected(made, x[-40:]))
+    close(mixture(made, x, "silu", fixed=True)[-40:], expected(made, x[-40:], fixed=True))
+    # Scores of few rows are rounded otherwise than those of many: now and then a row has another expert.
+    error = (mixture(made, x, "silu")[-40:].double() - expected(made, x[-40:])).norm(dim=-1)
+    assert (error / expected(made, x[-40:]).norm(dim=-1)).median() < TOLERANCE
 
 
 def test_a_poisoned_row_harms_no_other() -> None:

@@ -58,11 +58,15 @@ def attention(
 
 
 def mixture(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, activation: str, *, normalize: bool
+    x: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor, k: int, activation: str, *, normalize: bool
 ) -> Tensor:
-    """A mixture of experts, float64: x [T, H], router [E, H], gate_up [E, 2 I, H], down [E, H, I] -> [T, H]."""
+    """A mixture of experts, float64: x [T, H], scores [T, E], gate_up [E, 2 I, H], down [E, H, I] -> [T, H].
+
+    The scores are given, as rounding them decides which of two nearly equal experts is chosen.
+    """
     x, gate_up, down = x.double(), gate_up.double(), down.double()
-    shares, chosen = (x @ router.double().T).softmax(-1).topk(k, -1)
+    shares, chosen = scores.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    shares, chosen = shares[:, :k], chosen[:, :k]
     if normalize:
         shares = shares / shares.sum(-1, keepdim=True)
     out = torch.zeros_like(x)
