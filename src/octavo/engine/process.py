@@ -27,7 +27,10 @@ from octavo.engine.profile import Profile
 from octavo.engine.protocol import EngineInfo, EngineStart
 from octavo.errors import OctavoError, Overloaded
 from octavo.observe.metrics import Metrics
+from octavo.observe.request_log import RequestLog
+from octavo.observe.traces import Traces
 from octavo.types import Delta
+from octavo.worker import compilations
 
 logger = logging.getLogger("octavo")
 
@@ -52,9 +55,12 @@ class Server:
         self._last_beat = 0.0
         self._moved = time.monotonic()
         self._stuck = ""
+        self.traces: Traces | None = None
 
     def load(self) -> None:
         """Start the engine, and answer API processes with the phase of the start meanwhile."""
+        if self.begin.otlp_traces_endpoint:  # first, since it may be refused
+            self.traces = Traces(self.begin.otlp_traces_endpoint)
         loading = threading.Event()
         phases: dict[str, float] = {}
         greeter = threading.Thread(target=self._greet, args=(loading, phases), name="greeter", daemon=True)
@@ -76,7 +82,14 @@ class Server:
             prefixes=self.begin.metrics_prefixes,
             cache_info=self.info.options["cache"] | {"num_gpu_blocks": self.info.num_blocks},
             phases=self.info.phases,
+            compilations=lambda: compilations.counts,
         )
+        if self.traces is not None:
+            self.traces.model_name = self.info.served_names[0]
+            self.traces.startup(self.info.phases)
+            self.metrics.on_finished.append(self.traces)
+        if self.begin.log_requests:
+            self.metrics.on_finished.append(RequestLog().ended)
         self.scheduler.subscribers.append(self.metrics)
         self._tell(protocol.Hello(self.info))
 
@@ -310,14 +323,14 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor decides what they mean
         signal.signal(number, signal.SIG_IGN)
-    log.set_up()
+    begin = msgspec.json.decode((folder / protocol.ENGINE_FILE).read_bytes(), type=EngineStart)
+    log.set_up(begin.log_format, "engine")
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     for option in (zmq.SNDHWM, zmq.RCVHWM):
         socket.setsockopt(option, 0)
     socket.setsockopt(zmq.LINGER, int(LAST_WORDS_SECONDS * 1000))
     socket.bind(f"ipc://{folder / protocol.ENGINE_SOCKET}")
-    begin = msgspec.json.decode((folder / protocol.ENGINE_FILE).read_bytes(), type=EngineStart)
     server = Server(begin, socket)
     threading.Thread(target=watch_parent, args=(server,), name="parent", daemon=True).start()
     status = 0
@@ -332,6 +345,10 @@ def main() -> None:
             logger.exception("The engine stopped.")
         (folder / protocol.CAUSE_FILE).write_text(cause)
         server.last_words(f"The engine stopped: {cause}")
+    if server.traces is not None:  # a collector that is away must not hold the end up
+        last = threading.Thread(target=server.traces.close, daemon=True)
+        last.start()
+        last.join(LAST_WORDS_SECONDS)
     socket.close()
     context.term()
     os._exit(status)  # threads of the device's libraries need not be waited for

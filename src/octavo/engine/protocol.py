@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.config import EngineConfig
+from octavo.log import LogFormat
 from octavo.types import Delta, FinishReason, Request, SamplingParams
 
 ENGINE_SOCKET = "engine.sock"  # in the private folder of one server
@@ -27,6 +28,9 @@ class EngineStart(msgspec.Struct, frozen=True):
     served_names: tuple[str, ...] = ()  # the model's own name when empty
     metrics_prefixes: tuple[str, ...] = ("octavo",)
     log_stats: bool = True
+    log_requests: bool = False
+    log_format: LogFormat = "text"
+    otlp_traces_endpoint: str = ""
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     stall_timeout: float = 60.0  # seconds

@@ -3,6 +3,7 @@
 import logging
 
 from octavo.errors import shown
+from octavo.observe.requests import Record
 from octavo.types import SamplingParams
 
 logger = logging.getLogger("octavo")
@@ -25,6 +26,10 @@ class RequestLog:
         )  # fmt: skip
         if prompt is not None:
             logger.debug("Request %s prompt: %r", shown(request_id), prompt[: self.max_log_len], extra=extra)
+
+    def ended(self, record: Record) -> None:
+        """Append it to `Metrics.on_finished`."""
+        self.finished(record.request.id, str(record.reason), record.num_generated)
 
     def finished(self, request_id: str, reason: str, num_generated_tokens: int) -> None:
         extra = {"request_id": request_id, "finish_reason": reason, "num_generated_tokens": num_generated_tokens}

@@ -35,7 +35,7 @@ class Traces:
     """
 
     def __init__(
-        self, endpoint: str, model_name: str, clock: Callable[[], float] = time.monotonic, exporter: Any = None
+        self, endpoint: str, model_name: str = "", clock: Callable[[], float] = time.monotonic, exporter: Any = None
     ) -> None:
         self.model_name, self.clock = model_name, clock
         protocol = env.otlp_protocol()

@@ -79,6 +79,10 @@ class Call:
                     raise
                 raise InvalidRequest(f"Prompt {place}: {error.message}", error.hint, error.param) from None
             groups.append(group)
+        if serving.request_log is not None:
+            for group in groups:
+                num_tokens = len(group.requests[0].prompt_token_ids)
+                serving.request_log.received(group.id, params, num_tokens, group.text)
         return cls(
             engine=serving.engine,
             id=call_id,

@@ -1,6 +1,7 @@
 """Options of the server, beside those of the engine; flags and the docs table are read off this dataclass."""
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -83,6 +84,18 @@ class ServerOptions:
     """Send token counts at the end of every stream, asked for or not."""
     sse_keep_alive_interval: float = 0.0
     """Seconds of silence after which a stream gets a comment, for proxies that cut silent ones; 0 never."""
+    metrics_prefix: str = "octavo"
+    """Prefix of the metrics' names, or several: octavo,vllm serves each under both, for dashboards that read vllm."""
+    disable_log_stats: bool = False
+    """Leave out the line of throughput, queue and cache every 10 seconds."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines of text, or one JSON object a line."""
+    enable_log_requests: bool = False
+    """Log each request's id, parameters and end; the text of prompts only at OCTAVO_LOGGING_LEVEL=DEBUG."""
+    max_log_len: int | None = None
+    """Most characters of a prompt in the log."""
+    otlp_traces_endpoint: str | None = None
+    """Collector of OpenTelemetry traces, such as http://localhost:4317; needs the extra otel."""
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"
     """Least level of messages of the HTTP server."""
 
@@ -101,8 +114,15 @@ class ServerOptions:
         if self.batch_concurrency is not None:
             _check_integer("batch_concurrency", self.batch_concurrency, 1, 2**16)
         _check_integer("max_choices", self.max_choices, 1, MAX_N)
+        if self.max_log_len is not None:
+            _check_integer("max_log_len", self.max_log_len, 0, 2**31)
+        _check_prefixes(self.metrics_prefixes)
         if self.ssl_keyfile and not self.ssl_certfile:
             raise InvalidConfig("ssl_keyfile is given without ssl_certfile.", "Give the certificate as well.")
+
+    @property
+    def metrics_prefixes(self) -> tuple[str, ...]:
+        return tuple(prefix.strip() for prefix in self.metrics_prefix.split(","))
 
     @classmethod
     def from_keywords(cls, owner: str, **keywords: Any) -> Self:
@@ -134,6 +154,15 @@ SERVER_ELSEWHERE: dict[str, Elsewhere] = {
 def _check_integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidConfig(f"{name}={shown(value)} is not allowed: it must be an integer from {low} to {high}.")
+
+
+def _check_prefixes(prefixes: tuple[str, ...]) -> None:
+    wrong = [prefix for prefix in prefixes if not re.fullmatch("[a-z_][a-z0-9_]*", prefix)]
+    if wrong or len(set(prefixes)) < len(prefixes):
+        raise InvalidConfig(
+            f"metrics_prefix={shown(','.join(prefixes))} is not allowed: it must be lower-case letters, digits and "
+            "underscores, and several of them different, with commas between."
+        )
 
 
 def _check_seconds(name: str, value: object, low: float) -> None:

@@ -42,6 +42,7 @@ class HttpServer(uvicorn.Server):
 async def serve(folder: Path, index: int, listening: socket.socket, alive: int) -> None:
     """Until the supervisor says that it is over."""
     options = msgspec.json.decode((folder / OPTIONS_FILE).read_bytes(), type=ServerOptions)
+    log.set_up(options.log_format, f"api-{index}")
     client = EngineClient(folder, alive=alive, process=str(index), stall_timeout=options.stall_timeout)
     await client.start()
     server = HttpServer(

@@ -19,6 +19,7 @@ from octavo.engine.client import EngineClient
 from octavo.engine.protocol import EngineInfo
 from octavo.errors import EngineDead, InvalidConfig, InvalidRequest, ShuttingDown, shown
 from octavo.observe.http_counts import HttpCounts
+from octavo.observe.request_log import RequestLog
 from octavo.server.auth import TENANT
 from octavo.server.errors import HTTPError
 from octavo.server.options import ServerOptions
@@ -53,6 +54,7 @@ class Serving:
         self.engine, self.options = engine, options
         self.started = int(time.time())
         self.counts = HttpCounts()
+        self.request_log = RequestLog(options.max_log_len) if options.enable_log_requests else None
         self._begun = time.monotonic()
         self.chat_template = None
         if options.chat_template is not None:

@@ -18,7 +18,7 @@ from typing import IO
 
 import msgspec
 
-from octavo import env
+from octavo import env, log
 from octavo.config import EngineConfig
 from octavo.engine import protocol
 from octavo.errors import EngineDead
@@ -67,6 +67,7 @@ def supervise(engine: EngineConfig, options: ServerOptions) -> int:
         InvalidConfig: nothing can listen there.
         EngineDead: a child ended by itself; the message has the cause.
     """
+    log.set_up(options.log_format)
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(listen(options))
         if options.uds:
@@ -81,6 +82,11 @@ def _run(engine: EngineConfig, options: ServerOptions, listening: socket.socket,
     begin = protocol.EngineStart(
         config=engine,
         served_names=options.served_model_name,
+        metrics_prefixes=options.metrics_prefixes,
+        log_stats=not options.disable_log_stats,
+        log_requests=options.enable_log_requests,
+        log_format=options.log_format,
+        otlp_traces_endpoint=options.otlp_traces_endpoint or "",
         max_num_queued_reqs=options.max_num_queued_reqs,
         max_num_queued_tokens=options.max_num_queued_tokens,
         stall_timeout=options.stall_timeout,
