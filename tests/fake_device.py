@@ -199,12 +199,13 @@ def request(
     max_tokens: int = 8,
     *,
     namespace: str = "",
+    tenant: str = "",
     priority: int = 0,
     seed: int = 0,
     **params: Any,
 ) -> Request:
     params = SamplingParams(max_tokens=max_tokens, **params)
-    return Request(request_id, tuple(prompt), params, namespace=namespace, priority=priority, seed=seed)
+    return Request(request_id, tuple(prompt), params, namespace=namespace, tenant=tenant, priority=priority, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -272,6 +273,7 @@ class Workload:
 
     def _requests(self) -> list[Request]:
         rng, requests = self.rng, []
+        several = rng.random() < 0.5
         stems = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(0, 20))] for _ in range(2)]
         for i in range(rng.randint(1, 12)):
             prompt = rng.choice(stems) + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 18))]
@@ -288,9 +290,12 @@ class Workload:
             )
             eos = frozenset({rng.randrange(VOCABULARY)}) if rng.random() < 0.3 else frozenset()
             namespace, priority = rng.choice(["", "", "tenant"]), rng.randint(0, 2)
+            tenant = rng.choice(["", "", "b", "c"]) if several else ""
             for copy in range(copies):
                 requests.append(
-                    Request(f"{i}.{copy}", tuple(prompt), params, eos, (), rng.randrange(3), priority, namespace)
+                    Request(
+                        f"{i}.{copy}", tuple(prompt), params, eos, (), rng.randrange(3), priority, namespace, tenant
+                    )
                 )
         return requests
 

@@ -1,13 +1,13 @@
 """Decide what the device computes next, and take in what it computed. No torch, no I/O, no clock."""
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from octavo.core.blocks import BlockPool
 from octavo.core.events import Added, Admitted, Committed, Event, Finished, Freed, Planned, Preempted, Sealed
-from octavo.core.policy import LOOK_AHEAD, MAX_BYPASS, Policy, headroom, loss, rank, victim
+from octavo.core.policy import LOOK_AHEAD, MAX_BYPASS, Fairness, Policy, headroom, loss, rank, victim
 from octavo.core.sequence import Sequence
 from octavo.core.step import Admit, Chunk, Step, StepResult
 from octavo.errors import InvalidConfig, InvalidRequest
@@ -59,6 +59,7 @@ class Scheduler:
         self.num_scheduler_steps = num_scheduler_steps
         self.policy = policy
         self.num_preemptions = 0
+        self.fairness = Fairness(max_num_batched_tokens)
         self.subscribers = pool.subscribers
         self._num_added = 0
         self._live: dict[str, Sequence] = {}
@@ -106,6 +107,7 @@ class Scheduler:
         self._num_added += 1
         self._live[request.id] = seq
         insort(self._waiting, seq, key=by_rank)
+        self.fairness.join(request.tenant)
         if self.subscribers:
             self._tell(Added(request.id, num_prompt_tokens, request))
 
@@ -126,6 +128,7 @@ class Scheduler:
         for queue in (self._live, self._waiting, self._running, self._in_flight):
             queue.clear()
         self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
+        self.fairness = Fairness(self.max_num_batched_tokens)
         self.pool.clear()
         if self.subscribers:
             for seq in seqs:
@@ -137,9 +140,10 @@ class Scheduler:
         """The next step, or None when there is nothing to launch before something is committed or added."""
         flight = Flight()
         num_preemptions = self.num_preemptions
-        budget = self._plan_running(flight)
+        shares = self._shares()
+        budget = self._plan_running(flight, shares)
         if self.num_preemptions == num_preemptions:
-            self._plan_waiting(flight, budget)
+            self._plan_waiting(flight, budget, shares)
             if self.num_scheduler_steps > 1:
                 self._repeat(flight)
         step = flight.step
@@ -207,7 +211,19 @@ class Scheduler:
             raise RuntimeError("The scheduler is inconsistent: a request is lost, or a slot is both free and in use.")
         self.pool.check_references(held)
 
-    def _plan_running(self, flight: Flight) -> int:
+    def _shares(self) -> Counter[str]:
+        """Prefill positions that each tenant may have in the next step; empty while there is one tenant."""
+        if not self.fairness.has_several:
+            return Counter()
+        wanted = Counter[str]()
+        for seq in self._running:
+            if seq.remaining > 1:
+                wanted[seq.request.tenant] += seq.remaining
+        for seq in self._waiting:
+            wanted[seq.request.tenant] += len(seq.tokens)
+        return Counter(self.fairness.shares(wanted))
+
+    def _plan_running(self, flight: Flight, shares: Counter[str]) -> int:
         """Give every running sequence its share. Returns what is left of the budget."""
         budget, block_size = self.max_num_batched_tokens, self.pool.block_size
         num_behind = len(self._running)
@@ -222,6 +238,11 @@ class Scheduler:
             if length > 1:
                 # One position is kept for each sequence behind: a long prefill never makes decoding wait.
                 length = min(length, max(1, budget - num_behind))
+                if shares:
+                    length = min(length, shares[seq.request.tenant])
+                    shares[seq.request.tenant] -= length
+                    if not length:
+                        continue
             new_blocks: tuple[int, ...] | None = ()
             if seq.scheduled + length > len(seq.blocks) * block_size:
                 new_blocks = self._grow(seq, length)
@@ -230,33 +251,37 @@ class Scheduler:
                 budget -= length
         return budget
 
-    def _plan_waiting(self, flight: Flight, budget: int) -> None:
-        """Admit in the order of rank.
+    def _plan_waiting(self, flight: Flight, budget: int, shares: Counter[str]) -> None:
+        """Admit in the order of rank; of several tenants, those that had the least come first.
 
         One that lacks blocks is overtaken by others as important, but only a bounded number of times, and
         not at all once it was preempted: then it comes back before anything newer starts. One whose next
         block another sequence is computing waits for it, and is passed meanwhile.
         """
         blocked: list[Sequence] = []
-        i = 0
-        while budget and self._free_slots and i < len(self._waiting) and len(blocked) < LOOK_AHEAD:
-            seq = self._waiting[i]
+        queue = self._waiting.copy()
+        if shares:
+            queue.sort(key=lambda seq: (seq.rank[0], self.fairness.served[seq.request.tenant], seq.rank[1]))
+        for seq in queue:
+            if not budget or not self._free_slots or len(blocked) >= LOOK_AHEAD:
+                break
             # A preempted one with results in flight comes back when they are in; the less important wait.
             if seq.in_flight or seq.rank[0] > self._waiting[0].rank[0]:
                 break
-            cached = self._find_cached(seq)
-            if cached is None:
-                i += 1
+            room = min(budget, shares[seq.request.tenant]) if shares else budget
+            found = self._find_cached(seq) if room else None
+            if found is None:
                 continue
-            length = self._admit(flight, seq, cached, budget)
+            length = self._admit(flight, seq, found, room)
             if length:
-                del self._waiting[i]
+                _remove(self._waiting, seq)
                 budget -= length
+                if shares:
+                    shares[seq.request.tenant] -= length
                 for overtaken in blocked:
                     overtaken.num_bypasses += 1
             else:
                 blocked.append(seq)
-                i += 1
             if any(seq.was_preempted or seq.num_bypasses >= MAX_BYPASS for seq in blocked):
                 break
 
@@ -328,6 +353,8 @@ class Scheduler:
         flight.ends.append(end)
         seq.pending += samples
         seq.in_flight += 1
+        if self.fairness.has_several:
+            self.fairness.charge(seq.request.tenant, length)
 
     def _repeat(self, flight: Flight) -> None:
         """Let the device run a step of pure decoding several times, if blocks for all of it are free."""
@@ -386,6 +413,7 @@ class Scheduler:
             _remove(self._waiting, seq)
         seq.finish_reason = reason
         del self._live[seq.request.id]
+        self.fairness.leave(seq.request.tenant)
         if self.subscribers:
             self._tell(Finished(seq.request.id, reason, seq.num_prompt_tokens, seq.num_generated))
 
