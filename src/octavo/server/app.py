@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import gc
 import importlib
 import logging
 import re
@@ -119,8 +118,6 @@ def _is_admin(module: ModuleType) -> bool:
 async def _lifespan(app: FastAPI, *, modules: list[ModuleType], serving: Serving) -> AsyncIterator[None]:
     works = {module.__name__: module.background(app) for module in modules if hasattr(module, "background")}
     works["counts"] = _send_counts(serving)
-    gc.collect()
-    gc.freeze()  # what is there now stays, and need not be walked through again while streams wait
     tasks = [asyncio.create_task(_logged(name, work)) for name, work in works.items()]
     try:
         yield
