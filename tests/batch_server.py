@@ -24,7 +24,7 @@ class ScriptedEngine:
 
     def __init__(self, max_num_seqs: int = 16) -> None:
         self.state = "ready"
-        self.info = SimpleNamespace(served_names=["scripted"], options={"max_num_seqs": max_num_seqs})
+        self.info = SimpleNamespace(served_names=["scripted"], options={"scheduler": {"max_num_seqs": max_num_seqs}})
         self.load = {"running": 0, "waiting": 0}  # of others than the batches
 
     def lines(self) -> int:

@@ -24,6 +24,7 @@ Application = Callable[[Scope, Callable[[], Awaitable[Message]], Callable[[Messa
 PRIORITY = 1_000_000
 """Added to a line's own priority: later than every interactive request."""
 ACTIVE_BATCHES = 16
+PLACES = 256  # of an engine whose options leave max_num_seqs to it
 LOOK_SECONDS = 0.25  # how often the runner looks for new batches, cancellations and the engine's load
 MAX_ERRORS = 100  # of one input file that are reported
 EXPIRED = "This request could not be executed before the completion window expired."
@@ -82,7 +83,7 @@ class Room:
     async def watch(self) -> None:
         """Follow the engine's load for ever."""
         while True:
-            places = int(self.engine.info.options.get("max_num_seqs") or 256)
+            places = int(self.engine.info.options["scheduler"]["max_num_seqs"] or PLACES)
             load = await self.engine.snapshot()
             others = int(load.get("running", 0)) + int(load.get("waiting", 0)) - self.in_flight
             allowed = max(1, places // 8) if others > 0 else max(1, places * 3 // 4)
