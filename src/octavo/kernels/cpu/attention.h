@@ -13,6 +13,7 @@ namespace octavo {
 constexpr long CHUNK = 256;     // keys whose scores are held at once
 constexpr long TILE_ROWS = 48;  // rows of queries that share a head of K and V, attended at once
 constexpr long AHEAD = 64;      // keys that are asked for before their turn
+constexpr long MANY_ROWS = 24;  // from here on it pays to reorder V
 constexpr long SPLIT = 256;     // fewest keys worth a work item of their own
 
 // The sequences of a step (see octavo/batch.py).
@@ -274,6 +275,8 @@ class Attention {
       for (long n = std::min(block, end - at); n > 0; n--, at++, from += h.dim) rows[at - seen] = from;
     }
     weights += seen - begin;
+    if constexpr (E::STEP == 2)
+      if (count >= MANY_ROWS && h.dim % (2 * LANES) == 0) return weigh_many(rows, weights, count, end - seen, total);
     long first = 0;
     for (; first + 8 <= count; first += 8) weigh_rows<8>(rows, weights, first, end - seen, total);
     switch (count - first) {
@@ -285,6 +288,34 @@ class Attention {
       case 6: return weigh_rows<6>(rows, weights, first, end - seen, total);
       case 7: return weigh_rows<7>(rows, weights, first, end - seen, total);
       default: return;
+    }
+  }
+
+  // The same for many rows: V is brought into the order of a matrix, and the weights are rounded, which pays from
+  // MANY_ROWS on.
+  void weigh_many(const T* const* rows, const float* weights, long count, long length, float* total) const {
+    const long padded_length = (length + 1) / 2 * 2, group = CHUNK * LANES;
+    T* columns = scratch<T, 4>(h.dim * CHUNK);
+    for (long i = 0; i < length; i += 2)
+      for (long d = 0; d < h.dim; d += LANES) {
+        Words both = __builtin_convertvector(load<Halves>(rows[i] + d), Words);
+        if (i + 1 < length) both |= __builtin_convertvector(load<Halves>(rows[i + 1] + d), Words) << 16;
+        store(columns + d / LANES * group + i * LANES, both);
+      }
+    T* shares = scratch<T, 5>(count * CHUNK);
+    for (long r = 0; r < count; r++) {
+      for (long i = 0; i < length; i++) shares[r * CHUNK + i] = E::narrow1(weights[r * CHUNK + i]);
+      if (padded_length > length) shares[r * CHUNK + length] = 0;
+    }
+    for (long d = 0; d < h.dim; d += 2 * LANES) {
+      const T* groups[2] = {columns + d / LANES * group, columns + (d / LANES + 1) * group};
+      each_rows<E, 2>(shares, CHUNK, count, groups, LANES * E::STEP, padded_length, [&](long first, auto& found) {
+        for (auto& row : found) {
+          float* to = total + first++ * h.dim + d;
+          store(to, load<Floats>(to) + row[0]);
+          store(to + LANES, load<Floats>(to + LANES) + row[1]);
+        }
+      });
     }
   }
 
