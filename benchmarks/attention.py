@@ -7,11 +7,12 @@ Each measurement is a captured graph of launches over several caches, replayed; 
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from octavo.kernels.decode_attention import DecodeAttentionConfig, DecodeWorkspace, decode_attention
@@ -76,25 +77,54 @@ def decode_all(
         decode_attention(qkv, transform, cache, table, items, space, out, config, scale=0.1, fused=True)
 
 
-def prefill(heads: int = 32, kv_heads: int = 8, head_dim: int = 128, layers: int = 2) -> None:
-    configs = [
-        (128, 64, 8, 3, False), (128, 64, 8, 2, False), (128, 64, 8, 2, False, 128), (128, 32, 8, 2, False, 128),
-        (128, 128, 8, 2, False), (64, 64, 4, 2, False), (128, 64, 8, 3, True), (128, 64, 8, 2, True, 128),
-        (64, 64, 4, 2, True), (64, 64, 4, 2, True, 168), (64, 64, 4, 3, True),
-    ]  # fmt: skip
-    for length in (8192, 2048, 512):
+def rivals(
+    length: int, heads: int, kv_heads: int, head_dim: int, layers: int
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Attention of one prompt by others' kernels: torch's, and FlashAttention-3 where it is installed."""
+    q = torch.randn(1, heads, length, head_dim, device=DEVICE, dtype=BF16)
+    k, v = torch.randn(2, 1, kv_heads, length, head_dim, device=DEVICE, dtype=BF16)
+
+    def of_torch(kind: SDPBackend) -> None:
+        with sdpa_kernel(kind):
+            for _ in range(layers):
+                scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    for kind in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        yield f"torch {kind.name}", partial(of_torch, kind)
+    try:
+        import flash_attn_interface as flash
+    except ImportError as error:
+        print(f"no FlashAttention-3: {error}", flush=True)
+        return
+    rows = q[0].transpose(0, 1).contiguous()
+    ends = torch.tensor([0, length], device=DEVICE, dtype=INT)
+
+    def contiguous() -> None:
+        for _ in range(layers):
+            keys, values = k[0].transpose(0, 1), v[0].transpose(0, 1)
+            flash.flash_attn_varlen_func(rows, keys, values, ends, ends, length, length, causal=True)
+
+    def paged(caches: list[PagedCache], table: Tensor) -> None:
+        for cache in caches:
+            flash.flash_attn_with_kvcache(
+                rows, cache.key.transpose(1, 2), cache.value.transpose(1, 2), cache_seqlens=ends[1:], page_table=table,
+                cu_seqlens_q=ends, max_seqlen_q=length, causal=True, num_splits=1,
+            )  # fmt: skip
+
+    yield "FlashAttention-3", contiguous
+    for block_size in (16, 64, 128):
+        table = (torch.randperm(length // block_size, device=DEVICE) + 1).to(INT)[None]
+        own = caches(layers, length // block_size + 1, kv_heads, head_dim, block_size)
+        yield f"FlashAttention-3, block {block_size}", partial(paged, own, table)
+
+
+def prefill(layers: int = 2, head_dim: int = 128) -> None:
+    configs = [(128, 64, 8, 3, False), (128, 64, 8, 2, True, 128), (128, 64, 8, 3, True)]
+    for heads, kv_heads, length in ((32, 8, 8192), (32, 8, 2048), (12, 2, 8192), (16, 8, 8192)):
         flops = 2 * length * length * heads * head_dim
         q = torch.randn(length, heads * head_dim, device=DEVICE, dtype=BF16)
         out = torch.empty_like(q)
-        k, v = torch.randn(2, 1, kv_heads, length, head_dim, device=DEVICE, dtype=BF16)
-        rows = q.view(1, length, heads, head_dim).transpose(1, 2)
-        found = {
-            "torch": microseconds(
-                lambda rows=rows, k=k, v=v: [
-                    scaled_dot_product_attention(rows, k, v, is_causal=True, enable_gqa=True) for _ in range(layers)
-                ]
-            )
-        }
+        launches = dict(rivals(length, heads, kv_heads, head_dim, layers))
         for block_size in (16, 64):
             paged = caches(layers, length // block_size + 1, kv_heads, head_dim, block_size)
             table = (torch.randperm(length // block_size, device=DEVICE) + 1).to(INT)[None]
@@ -103,16 +133,18 @@ def prefill(heads: int = 32, kv_heads: int = 8, head_dim: int = 128, layers: int
                 config = PrefillAttentionConfig(*values)
                 if config.bulk_copies and config.tile > block_size:
                     continue
-
-                launches = partial(prefill_all, paged, q, starts, context, slots, table, out, config, heads)
-                try:
-                    found[f"block {block_size} {values}"] = microseconds(launches)
-                except Exception as error:
-                    print(f"block {block_size} {values}: {type(error).__name__} {str(error)[:80]}", flush=True)
+                launches[f"block {block_size} {values}"] = partial(
+                    prefill_all, paged, q, starts, context, slots, table, out, config, heads
+                )
+        found = {}
+        for name, launch in launches.items():
+            try:
+                found[name] = microseconds(launch)
+            except Exception as error:  # what one machine lacks must not end the comparison
+                print(f"{name}: {type(error).__name__} {str(error)[:300]}", flush=True)
         print(f"prefill of {length}, {heads}/{kv_heads} heads: limit {flops / FLOPS * 1e6:.0f} us", flush=True)
-        for name, us in sorted(found.items(), key=lambda item: item[1])[:12]:
+        for name, us in sorted(found.items(), key=lambda item: item[1]):
             print(f"    {name:36} {us / layers:8.1f} us  {flops * layers / us / 1e6:6.0f} TFLOP/s", flush=True)
-        print(f"    {'torch':36} {found['torch'] / layers:8.1f} us", flush=True)
 
 
 def decode(head_dim: int = 128, layers: int = 4) -> None:

@@ -2,9 +2,13 @@
 
     python benchmarks/gpu.py [--models qwen3-0.6b ...] [--rows decode ttft ragged bulk] [--batches 1 32 256]
                              [--repeats 3] [--steps K] [--seconds 540] [--json FILE] [--profile FILE]
+                             [--peer-weights] [--max-num-seqs N] [--block-size N] [--deterministic]
 
 Token-id prompts, greedy, end of sequence ignored, no detokenization; one warm-up, then the median. Every row is
-printed as soon as it is measured, and no row is begun after `--seconds`.
+printed as soon as it is measured, with the GPU's mean clock and power; no row is begun after `--seconds`.
+
+`--peer-weights`: every parameter, those of norms too, uniform in +-0.001 as vLLM's dummy weights are, instead of
+Octavo's normal ones. A GPU at its power limit is the faster the fewer bits change.
 """
 
 import argparse
@@ -12,11 +16,13 @@ import json
 import random
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pynvml
 import shapes
 import torch
 
@@ -66,6 +72,28 @@ def rows(kinds: list[str], batches: list[int], repeats: int) -> Iterator[Row]:
         yield Row("bulk 512 x (128+1024)", [128] * 512, [1024] * 512, 1)
 
 
+class Meter:
+    """The GPU's clock and power while rows run, read by a thread every few milliseconds."""
+
+    def __init__(self) -> None:
+        pynvml.nvmlInit()
+        self.gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        self.clocks: list[int] = []
+        self.watts: list[float] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            self.clocks.append(pynvml.nvmlDeviceGetClockInfo(self.gpu, pynvml.NVML_CLOCK_SM))
+            self.watts.append(pynvml.nvmlDeviceGetPowerUsage(self.gpu) / 1e3)
+            time.sleep(0.01)
+
+    def take(self) -> str:
+        """Means since the last call."""
+        clocks, watts, self.clocks, self.watts = self.clocks, self.watts, [], []
+        return f"{statistics.mean(clocks or [0]):.0f} MHz, {statistics.mean(watts or [0]):.0f} W"
+
+
 def run(llm: LLM, row: Row, rng: random.Random) -> float:
     prompts = [[rng.randrange(10, 10000) for _ in range(length)] for length in row.prompts]
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for n in row.outputs]
@@ -80,13 +108,27 @@ def run(llm: LLM, row: Row, rng: random.Random) -> float:
 
 
 def profile(llm: LLM, row: Row, path: Path) -> None:
-    """The kernels of one run by time, and the host's share."""
-    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds) as found:
-        run(llm, row, random.Random(99))
-    table = found.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=60)
+    """The kernels of one run by time, and how much of it the GPU was busy; after runs without a pause, as in a row."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        rng = random.Random(time.time_ns())  # no prompt of another row, whose blocks would be found in the cache
+        seconds = [run(llm, row, rng) for _ in range(4)][-1]
+        torch.cuda.synchronize()
+    kernels: dict[str, list[float]] = {}
+    events = sorted(
+        (event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA),
+        key=lambda event: event.time_range.start,
+    )
+    last = events[-1].time_range.end
+    events = [event for event in events if event.time_range.start > last - seconds * 1e6]
+    for event in events:
+        kernels.setdefault(event.name[:60], []).append(event.time_range.elapsed_us())
+    busy = sum(map(sum, kernels.values()))
+    span = last - events[0].time_range.start
     with path.open("a") as file:
-        file.write(f"== {row.name}\n{table}\n")
+        file.write(f"== {row.name}: {seconds * 1e3:.2f} ms; GPU {span / 1e3:.2f} ms from first to last kernel, ")
+        file.write(f"{busy / 1e3:.2f} ms in {len(events)} kernels\n")
+        for name, times in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:16]:
+            file.write(f"  {sum(times) / 1e3:9.3f} ms {len(times):6} x {sum(times) / len(times):8.1f} us  {name}\n")
 
 
 def main() -> None:
@@ -96,13 +138,15 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 256])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1, help="num_scheduler_steps")
-    parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--max-num-seqs", type=int)
+    parser.add_argument("--block-size", type=int)
+    parser.add_argument("--peer-weights", action="store_true")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", type=Path)
     args = parser.parse_args()
-    begin, results = time.perf_counter(), []
+    begin, results, meter = time.perf_counter(), [], Meter()
     rng = random.Random(time.time_ns())
     for model in args.models:
         if time.perf_counter() - begin > args.seconds:
@@ -112,18 +156,21 @@ def main() -> None:
             llm = LLM(
                 str(shapes.write(model, Path(folder))), load_format="dummy", skip_tokenizer_init=True, device="cuda",
                 num_scheduler_steps=args.steps, max_num_seqs=args.max_num_seqs, block_size=args.block_size,
-                max_model_len=16384,
+                max_model_len=16384, deterministic=args.deterministic,
             )  # fmt: skip
         seconds = time.perf_counter() - start
+        if args.peer_weights:
+            make_weights_small(llm)
         phases = ", ".join(f"{name} {value:.1f}" for name, value in llm.engine.start_phases.items())
         print(f"{model}: start {seconds:.1f} s ({phases})", flush=True)
         results.append({"model": model, "name": "start", "seconds": seconds, "phases": llm.engine.start_phases})
         for row in rows(args.rows, args.batches, args.repeats):
             if time.perf_counter() - begin > args.seconds:
                 break
-            run(llm, row, rng)
+            run(llm, warm_up(row), rng)
+            meter.take()
             samples = [run(llm, row, rng) for _ in range(row.repeats)]
-            results.append(report(model, row, samples))
+            results.append(report(model, row, samples, meter.take()))
             if args.profile and row.name.split()[0] in ("decode", "ttft"):
                 profile(llm, row, args.profile)
             if args.json:
@@ -134,7 +181,19 @@ def main() -> None:
         args.json.write_text(json.dumps(results, indent=1))
 
 
-def report(model: str, row: Row, samples: list[float]) -> dict[str, object]:
+def warm_up(row: Row) -> Row:
+    """The whole row where it is short; of bulk rows the prompts and a few tokens, as all kernels are loaded already."""
+    return row._replace(outputs=[min(n, 8) for n in row.outputs]) if row.name.startswith("bulk") else row
+
+
+def make_weights_small(llm: LLM) -> None:
+    """Uniform in +-0.001, in place: captured graphs read the same memory."""
+    runner: Any = llm.engine.loop.executor
+    for parameter in runner.runner.model.parameters():
+        parameter.data.uniform_(-1e-3, 1e-3)
+
+
+def report(model: str, row: Row, samples: list[float], meter: str) -> dict[str, object]:
     seconds = statistics.median(samples)
     tokens = sum(row.outputs)
     limit = shapes.limit_seconds(model, row.prompts, row.outputs)
@@ -149,7 +208,7 @@ def report(model: str, row: Row, samples: list[float]) -> dict[str, object]:
     spread = f"{min(samples) * 1e3:.1f}..{max(samples) * 1e3:.1f} ms"
     print(
         f"{model:14} {row.name:24} {shown} {tokens / seconds:10,.0f} tok/s  {ratio}  {limit / seconds:4.0%} of limit  "
-        f"({spread})",
+        f"({spread}; {meter})",
         flush=True,
     )
     return {"model": model, "name": row.name, "seconds": seconds, "samples": samples, "limit": limit, "vllm": peer}
