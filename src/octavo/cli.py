@@ -27,6 +27,7 @@ app.command("octavo.server.serve:serve", help="Serve a model with the API that O
 app.command("octavo.tools.chat:chat", help="Talk with the model of a running server.")
 app.command("octavo.tools.complete:complete", help="Continue a text on a running server.")
 app.command("octavo.tools.run_batch:run_batch", help="Answer a file of requests; begun again it goes on where it was.")
+app.command("octavo.tools.plan:plan", help="Does a model fit, how fast will it be, on which GPU; without loading it.")
 app.command("octavo.tools.generate:generate", help="Complete a prompt, or answer it as a chat message.")
 
 

@@ -7,6 +7,12 @@ from octavo.model_spec import ModelSpec
 
 GIB = 1024**3
 
+# What a process on a GPU takes beside weights and cache, as measured on an H200.
+DRIVER_BYTES = 600 << 20
+LIBRARY_BYTES = 50 << 20
+SPARE_BYTES = 256 << 20
+GRAPH_BYTES_OF_A_SLOT = 1_300_000  # captured graphs grow with the sizes of steps, and those with the slots
+
 
 def kv_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:
     """K and V of one token over all layers: 2 * layers * kv heads * head_dim * bytes of an element."""
@@ -23,6 +29,31 @@ def num_parameters(spec: ModelSpec) -> int:
     dense = (spec.num_layers - sparse) * 3 * hidden * spec.intermediate_size
     tables = (1 if spec.tie_word_embeddings else 2) * spec.vocab_size * hidden
     return spec.num_layers * attention + dense + experts + tables
+
+
+def gpu_lines(
+    spec: ModelSpec, *, weight_bytes: int, element_bytes: int, max_num_seqs: int, max_num_batched_tokens: int
+) -> dict[str, int]:
+    """Bytes by what they are for, of everything on a GPU but the KV cache.
+
+    Slots: counts of generated tokens and edited logits, each [max_num_seqs, vocabulary] of 4 bytes. Activations of the
+    largest step: gate and up and their product, the hidden states before and after a norm, and what attention reads
+    and writes.
+    """
+    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    intermediate = spec.intermediate_size
+    if spec.moe:
+        intermediate = max(intermediate, spec.moe.experts_per_token * spec.moe.intermediate_size)
+    activations = max_num_batched_tokens * element_bytes * (3 * intermediate + 4 * spec.hidden_size + heads)
+    return {
+        "driver": DRIVER_BYTES,
+        "weights": weight_bytes,
+        "slots and work space": 8 * max_num_seqs * spec.vocab_size + (150 << 20),
+        "libraries": LIBRARY_BYTES,
+        "captured graphs": GRAPH_BYTES_OF_A_SLOT * max_num_seqs + activations // 4,
+        "activations of the largest step": activations,
+        "kept free": SPARE_BYTES,
+    }
 
 
 @dataclass(frozen=True, slots=True)
