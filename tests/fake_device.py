@@ -84,6 +84,9 @@ class FakeDevice:
         for admit in step.admits:
             digest = first_digest(admit.request, self.weights)
             self.rows[admit.slot] = Row(list(admit.tokens), list(admit.blocks), admit.request, digest)
+        copied = [list(self.kv[source]) for source, _ in step.copies]
+        for (_, target), line in zip(step.copies, copied, strict=True):
+            self.kv[target] = line
         assert len({chunk.slot for chunk in step.chunks}) == len(step.chunks) > 0
         result = StepResult([[] for _ in step.chunks], [[] for _ in step.chunks])
         for chunk in step.chunks:

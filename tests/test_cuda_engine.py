@@ -111,6 +111,19 @@ def test_nothing_but_the_request_matters(options: dict[str, Any], tiny_folder: P
             assert_logprobs_close(found, expected, 1e-4)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"deterministic": True, "dtype": "bfloat16", "kv_cache_dtype": "fp8"}], ids=str
+)
+def test_equal_prompts_come_from_one_prefill(options: dict[str, Any], tiny_folder: Path) -> None:
+    rng = random.Random(3)
+    with engine(tiny_folder, **options) as llm:
+        for length in (21, 64, 100):  # the copied block is partly filled, and full
+            prompt = {"prompt_token_ids": [rng.randrange(3, 600) for _ in range(length)]}
+            together = llm.generate([prompt] * 4, greedy(), use_tqdm=False)
+            alone = llm.generate([prompt | {"cache_salt": "alone"}], greedy(), use_tqdm=False)
+            assert texts(together) == texts(alone) * 4
+
+
 def test_what_the_kernels_do_not_serve_is_sampled_by_torch(tiny_folder: Path) -> None:
     params = [greedy(12, logprobs=25), greedy(12), greedy(12, logprobs=-1), greedy(20, logprobs=3)]
     few = prompts()[:4]

@@ -561,7 +561,7 @@ def test_samples_share_full_blocks_only(depth: int, core: Core = OURS) -> None:
     together = received(engine.deltas)
     assert peak == 1 + 4 * 3
     assert engine.scheduler.num_preemptions == 0
-    assert engine.device.num_computed == 21 + 3 * 5 + 4 * 39
+    assert engine.device.num_computed == 21 + 3 * 1 + 4 * 39
     apart = {one.id: make(core).run([one])[one.id] for one in requests}
     assert {i: text.token_ids for i, text in together.items()} == {i: text.token_ids for i, text in apart.items()}
     assert len({tuple(text.token_ids) for text in together.values()}) == 4
@@ -642,9 +642,23 @@ def test_equal_prompts_in_one_step_are_computed_once(core: Core = OURS) -> None:
         engine.scheduler.check()
     got = received(engine.deltas)
     assert_texts(requests, got)
-    # 96 shared positions once, 4 own ones each, and all generated tokens but the last.
-    assert engine.device.num_computed == 96 + 8 * 4 + 8 * 9
+    # The prompt once, its last position by each, and all generated tokens but the last.
+    assert engine.device.num_computed == 100 + 7 + 8 * 9
     assert sorted(text.num_cached_tokens for text in got.values()) == [0] + 7 * [96]
+
+
+def test_a_prompts_end_is_copied_only_with_all_before_it(core: Core = OURS) -> None:
+    engine = make(core, block_size=4)
+    pool = engine.scheduler.pool
+    first, again, after = (request(name, prompt(10), 2, seed=1) for name in ("first", "again", "after"))
+    engine.run([first])
+    before = engine.device.num_computed
+    got = engine.run([again])
+    assert engine.device.num_computed == before + 1 + 1  # the last position, and the first of two generated tokens
+    pool.forget([blocks.chain_hash(pool.seed(""), prompt(10)[:4])])
+    got |= engine.run([after])
+    assert_texts([first, again, after], received(engine.deltas))
+    assert got["after"].num_cached_tokens == 0
 
 
 @pytest.mark.case("PFX-07")

@@ -19,6 +19,9 @@ def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
 class BlockPool:
     """A fixed set of blocks with reference counts, where freed blocks stay findable by content.
 
+    Content is a full block's tokens and all before them, or as much of a block as a prompt's end fills: that
+    is copied, not shared, since its block goes on being filled.
+
     Block 0 is never handed out: padding and surplus positions are written there. A block that is free
     is either empty or cached (findable); empty ones are taken first, then the cached one that was freed
     longest ago. A block in use may carry the hash of what it holds (sealed) or of what it is about to
@@ -64,6 +67,10 @@ class BlockPool:
         """The longest findable prefix. Changes nothing; `acquire` keeps it."""
         return [self._block_of[h] for h in takewhile(self._block_of.__contains__, hashes)]
 
+    def find(self, content_hash: bytes) -> int | None:
+        """The block with this content, free or in use. Changes nothing."""
+        return self._block_of.get(content_hash)
+
     def num_free_without(self, blocks: list[int]) -> int:
         """Free blocks that would be left if `blocks` were acquired."""
         return self.num_free - sum(not self._refs[block] for block in blocks)
@@ -96,11 +103,13 @@ class BlockPool:
         return content_hash in self._promised
 
     def seal(self, block: int, content_hash: bytes) -> None:
-        """Make a full block findable, by the hash it promised if it did. The first with a content wins."""
+        """Make a block findable by its content; what it held before is part of that. The first with a content wins."""
         promiser = self._promised.pop(content_hash, None)
         if promiser is not None:
             del self._hash_of[promiser]
         if content_hash not in self._block_of:
+            if (before := self._hash_of.get(block)) is not None:
+                del self._block_of[before]
             self._hash_of[block] = content_hash
             self._block_of[content_hash] = block
 

@@ -66,7 +66,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Blocks that became full: others with the same beginning can find them from now on."""
+    """Blocks that became full, or hold a prompt's end: others with the same beginning can find them from now on."""
 
     request_id: str
     blocks: tuple[int, ...]

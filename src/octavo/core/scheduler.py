@@ -167,7 +167,6 @@ class Scheduler:
         flight = self._in_flight.popleft()
         deltas = []
         faults, logprobs, prompt_logprobs = result.faults, result.logprobs, result.prompt_logprobs
-        block_size = self.pool.block_size
         chunks = zip(flight.seqs, flight.counts, flight.ends, result.tokens, strict=True)
         for i, (seq, count, end, tokens) in enumerate(chunks):
             ended_before = seq.finish_reason is not None
@@ -179,9 +178,9 @@ class Scheduler:
                 deltas.append(self._fail(seq, faults[i]))
                 continue
             num_accepted = seq.accept(tokens)
-            if end >= (seq.num_sealed + 1) * block_size and seq.slot >= 0:
+            if end >= seq.seals_at and seq.slot >= 0:
                 # What a repeat computed after a stop is not the sequence's own.
-                self._seal(seq, min(end, len(seq.tokens)) // block_size)
+                self._seal(seq, min(end, len(seq.tokens)))
             if not tokens and not prompt_logprobs.get(i):
                 continue
             delta = Delta(seq.request.id, tokens if num_accepted == len(tokens) else tokens[:num_accepted])
@@ -269,10 +268,10 @@ class Scheduler:
             if seq.in_flight or seq.rank[0] > self._waiting[0].rank[0]:
                 break
             room = min(budget, shares[seq.request.tenant]) if shares else budget
-            found = self._find_cached(seq) if room else None
+            found = self._find(seq) if room else None
             if found is None:
                 continue
-            length = self._admit(flight, seq, found, room)
+            length = self._admit(flight, seq, *found, room)
             if length:
                 _remove(self._waiting, seq)
                 budget -= length
@@ -285,24 +284,27 @@ class Scheduler:
             if any(seq.was_preempted or seq.num_bypasses >= MAX_BYPASS for seq in blocked):
                 break
 
-    def _find_cached(self, seq: Sequence) -> list[int] | None:
-        """The blocks this sequence need not compute; None while another computes the next one it needs.
+    def _find(self, seq: Sequence) -> tuple[list[int], int | None] | None:
+        """The blocks this sequence need not compute, and one to copy; None while another computes what it needs next.
 
         A promise ends when its block is sealed or released, so the wait ends with the other's prefill,
-        preemption or end. The last known token is always computed: its logits are wanted.
+        preemption or end. The last known token is always computed: its logits are wanted. So the block it is in
+        is never shared: with everything before it found, that block is copied.
         """
         pool = self.pool
         if pool.is_promised(seq.awaits):
             return None
         seq.renew_hashes(pool)
         if not seq.request.reads_prefix_cache:
-            return []
+            return [], None
         wanted = seq.hashes[: (len(seq.tokens) - 1) // pool.block_size]
         cached = pool.match(wanted)
-        seq.awaits = wanted[len(cached)] if len(cached) < len(wanted) else b""
-        return None if pool.is_promised(seq.awaits) else cached
+        seq.awaits = wanted[len(cached)] if len(cached) < len(wanted) else seq.tail
+        if pool.is_promised(seq.awaits):
+            return None
+        return cached, pool.find(seq.tail) if len(cached) == len(wanted) else None
 
-    def _admit(self, flight: Flight, seq: Sequence, cached: list[int], budget: int) -> int:
+    def _admit(self, flight: Flight, seq: Sequence, cached: list[int], copied: int | None, budget: int) -> int:
         """Reserve blocks for all known tokens and plan the first chunk; returns its length, 0 if blocks lack."""
         pool = self.pool
         needed = self._blocks_for(len(seq.tokens)) - len(cached)
@@ -310,21 +312,26 @@ class Scheduler:
             return 0
         pool.acquire(cached)
         reserved = pool.allocate(needed) or []
-        for block, content_hash in zip(reserved, seq.hashes[len(cached) :], strict=False):
-            pool.promise(block, content_hash)
+        for block, content_hash in zip(reserved, [*seq.hashes[len(cached) :], seq.tail], strict=False):
+            if content_hash:
+                pool.promise(block, content_hash)
         seq.slot = self._free_slots.pop()
         seq.blocks = cached + reserved
         seq.num_sealed = len(cached)
-        seq.scheduled = seq.num_cached = len(cached) * pool.block_size
+        seq.scheduled = num_shared = len(cached) * pool.block_size
         if seq.num_cached_tokens is None:
-            seq.num_cached_tokens = seq.num_cached
+            seq.num_cached_tokens = num_shared
+        if copied is not None:
+            flight.step.copies.append((copied, reserved[0]))
+            seq.scheduled = len(seq.tokens) - 1
+        seq.num_cached = seq.scheduled
+        seq.num_known = len(seq.tokens)
+        seq.seals_at = min(num_shared + pool.block_size, seq.num_known)
         insort(self._running, seq, key=by_rank)
         blocks = tuple(seq.blocks)
         flight.step.admits.append(Admit(seq.slot, tuple(seq.tokens), blocks, seq.request))
         if self.subscribers:
-            self._tell(
-                Admitted(seq.request.id, seq.slot, blocks, seq.num_cached, seq.num_prompt_tokens, len(seq.tokens))
-            )
+            self._tell(Admitted(seq.request.id, seq.slot, blocks, num_shared, seq.num_prompt_tokens, len(seq.tokens)))
         length = min(seq.remaining, budget)
         self._take(flight, seq, length, ())
         return length
@@ -381,11 +388,21 @@ class Scheduler:
                 chunk = step.chunks[i]
                 step.chunks[i] = replace(chunk, new_blocks=chunk.new_blocks + tuple(blocks))
 
-    def _seal(self, seq: Sequence, num_full: int) -> None:
-        """Publish the blocks that became full, now that their tokens and their KV are final."""
+    def _seal(self, seq: Sequence, num_final: int) -> None:
+        """Publish the blocks that became full, now that their tokens and their KV are final, and a prompt's end."""
+        block_size = self.pool.block_size
+        num_full = num_final // block_size
+        if seq.tail and seq.seals_at <= seq.num_known <= num_final:
+            last = seq.blocks[(seq.num_known - 1) // block_size]
+            self.pool.seal(last, seq.tail)
+            if self.subscribers:
+                self._tell(Sealed(seq.request.id, (last,)))
+        seq.seals_at = (num_full + 1) * block_size
+        if num_final < seq.num_known:
+            seq.seals_at = min(seq.seals_at, seq.num_known)
         if num_full == seq.num_sealed:
             return
-        seq.hash_blocks(self.pool.block_size)
+        seq.hash_blocks(block_size)
         for i in range(seq.num_sealed, num_full):
             self.pool.seal(seq.blocks[i], seq.hashes[i])
         if self.subscribers:
@@ -402,7 +419,7 @@ class Scheduler:
 
     def _fail(self, seq: Sequence, error: str) -> Delta:
         # What a faulty computation left in the cache would be a fault of everybody who hits it.
-        self.pool.forget(seq.hashes)
+        self.pool.forget([*seq.hashes, seq.tail])
         self._finish(seq, FinishReason.ERROR)
         return Delta(seq.request.id, [], finish_reason=FinishReason.ERROR, error=error)
 

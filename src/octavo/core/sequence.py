@@ -28,7 +28,10 @@ class Sequence:
     in_flight: int = 0  # steps launched with this sequence and not committed
     seed: bytes = b""
     hashes: list[bytes] = field(default_factory=list)  # of the full blocks, each chained to the one before
+    tail: bytes = b""  # hash of the tokens known at admission, the last block's as far as they fill it
     num_sealed: int = 0  # blocks of this admission whose content is final
+    num_known: int = 0  # tokens at this admission
+    seals_at: int = 0  # positions that must be computed before there is something to seal
     num_cached: int = 0  # positions that this admission found computed
     num_cached_tokens: int | None = None  # the same of the first admission: what a user is told
     awaits: bytes = b""  # the block that another sequence was computing when this one was last looked at
@@ -69,6 +72,10 @@ class Sequence:
         if seed != self.seed:
             self.seed, self.hashes = seed, []
         self.hash_blocks(pool.block_size)
+        # The last position is always computed: its logits are wanted. With nothing before it there is nothing to copy.
+        begin = (len(self.tokens) - 1) // pool.block_size * pool.block_size
+        parent = self.hashes[begin // pool.block_size - 1] if begin else self.seed
+        self.tail = chain_hash(parent, self.tokens[begin:]) if len(self.tokens) - begin > 1 else b""
 
     def accept(self, tokens: list[int]) -> int:
         """Append sampled tokens up to the one that ends the text. Returns how many were taken."""

@@ -44,12 +44,16 @@ class Step:
 
     `masked`: some sequence may take only the tokens of a mask, which the host gives between the forward pass and
     sampling; such a step is not repeated.
+
+    `copies`: pairs of blocks (from, to). Before anything else the K and V of each first one, as they were before the
+    step, are written into the second one.
     """
 
     admits: list[Admit] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     repeat: int = 1
     masked: bool = False
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,6 +33,17 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
+
+
+def copy(parts: Iterable[Tensor], pairs: Sequence[tuple[int, int]], device: torch.device) -> None:
+    """Write what the first block of each pair holds into the second; all are read before any is written.
+
+    `parts` [num_blocks, ...] of any type, as bytes: PyTorch cannot index every 8-bit float.
+    """
+    sources, targets = torch.tensor(pairs).to(device, non_blocking=True).unbind(1)
+    for part in parts:
+        plain = part.view(torch.uint8)
+        plain[targets] = plain[sources]
 
 
 def clear(caches: list[Cache], blocks: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Runs steps on one device: slots, forward pass, sampling, and the tokens written back into the slots."""
 
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -54,6 +55,8 @@ class CPURunner:
                 self.scored[admit.slot] = admit.request
             self.sampler.add(admit)
         self.slots.apply(step)
+        if step.copies:
+            kv_cache.copy(chain.from_iterable(self.caches), step.copies, torch.device("cpu"))
         self.step = step
         self._forward(ahead=0)
 

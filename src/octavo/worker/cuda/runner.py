@@ -18,6 +18,7 @@ from octavo.layers.decoder import CausalLM
 from octavo.sampling.bitmask import Bitmasks
 from octavo.sampling.sampler import Sampler, describe_fault
 from octavo.types import Request, TokenLogprobs
+from octavo.worker import kv_cache
 from octavo.worker.cuda.fixed import fix_products
 from octavo.worker.cuda.graphs import (
     FEW_SEQUENCES,
@@ -136,6 +137,9 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, step: Step) -> None:
+        if step.copies:
+            caches = [layer.attention.cache for layer in self.network.layers]
+            kv_cache.copy((part for cache in caches for part in (cache.key, cache.value)), step.copies, self.device)
         self.slots.apply(step)
         for admit in step.admits:
             slot, request = admit.slot, admit.request
