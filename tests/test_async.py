@@ -1,6 +1,7 @@
 """AsyncLLM: many streams on one event loop, aborts, faults, and its end."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,29 @@ def test_streams_together_say_what_each_says_alone(tiny_folder: Path) -> None:
             return [output.outputs[0].token_ids for output in outputs]
 
     assert asyncio.run(main()) == expected
+
+
+def test_a_prompt_that_takes_long_to_tokenize_stalls_nobody(tiny_folder: Path) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(tiny_folder), **OPTIONS) as llm:
+            check = llm.engine.check
+            go_on = threading.Event()
+
+            def slow(prompt: Any, *rest: Any, **options: Any) -> Any:
+                if prompt == [7]:
+                    assert go_on.wait(20)
+                return check(prompt, *rest, **options)
+
+            llm.engine.check = slow  # type: ignore[method-assign]
+            waiting = asyncio.create_task(last(llm.generate([7], SamplingParams(max_tokens=2, **GREEDY))))
+            await asyncio.sleep(0.05)
+            async with asyncio.timeout(20):
+                assert (await last(llm.generate([5, 6], SamplingParams(max_tokens=9, **GREEDY)))).finished
+            assert not waiting.done()
+            go_on.set()
+            assert (await waiting).finished
+
+    asyncio.run(main())
 
 
 @pytest.mark.case("ABT-01", "ABT-05")

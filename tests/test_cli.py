@@ -28,6 +28,25 @@ def modules_after(code: str) -> set[str]:
     return set(out.stdout.split())
 
 
+@pytest.mark.parametrize(("name", "meant"), [("sreve", "Did you mean serve?"), ("frobnicate", "There are pull, demo,")])
+def test_a_mistyped_command_is_refused_without_torch(name: str, meant: str) -> None:
+    found = modules_after(
+        f"import sys, octavo.cli\nsys.argv = ['octavo', '{name}', 'smollm2']\n"
+        "import contextlib\nwith contextlib.suppress(SystemExit): octavo.cli.main()"
+    )
+    assert "cyclopts" in found
+    assert not {"torch", "transformers", "huggingface_hub", "tokenizers"} & found
+    refused = octavo(name, "smollm2")
+    assert refused.returncode == 2
+    assert meant in refused.stderr
+
+
+def test_a_mistyped_option_is_named_though_a_prompt_may_begin_with_a_hyphen() -> None:
+    found = octavo("generate", "--temprature", "0.5", "hello")
+    assert found.returncode == 2
+    assert "Unknown option: --temprature. Did you mean --temperature?" in found.stderr
+
+
 @pytest.mark.case("ENV-04")
 def test_help_loads_no_torch_and_is_quick() -> None:
     loaded = modules_after(

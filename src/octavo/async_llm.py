@@ -13,7 +13,7 @@ from octavo import log
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.inputs import Prompt
-from octavo.errors import EngineDead
+from octavo.errors import EngineDead, OctavoError
 from octavo.types import RequestOutput, SamplingParams
 
 
@@ -54,10 +54,13 @@ class AsyncLLM:
         name = request_id if request_id is not None else f"async-{next(self._names)}"
         stream = _Stream(asyncio.get_running_loop())
 
+        # A long prompt takes seconds to tokenize: neither the engine's thread nor the event loop waits for it.
+        group = await asyncio.to_thread(self.engine.check, prompt, sampling_params, request_id=name, priority=priority)
+
         def add() -> None:
             try:
-                self.engine.add(self.engine.check(prompt, sampling_params, request_id=name, priority=priority))
-            except Exception as error:  # a prompt is any object: what it raises is its sender's
+                self.engine.add(group)
+            except OctavoError as error:
                 stream.send(error)
             else:
                 self._streams[name] = stream

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from difflib import get_close_matches
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
@@ -38,6 +39,7 @@ def main() -> None:
             output.reconfigure(errors="backslashreplace")  # a model writes any character, whatever the terminal knows
     try:
         log.set_up()
+        _check_command()
         app()
     except CycloptsError as error:
         print(
@@ -54,7 +56,30 @@ def main() -> None:
         sys.exit(None if isinstance(error, BrokenPipeError) else f"octavo: {error}")
 
 
+def _check_command() -> None:
+    """Refuse a name that is no command here: cyclopts would import every command, and torch, to say so."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "-"
+    commands = [known for known in app if not known.startswith("-")]
+    if name.startswith("-") or name in commands:
+        return
+    near = get_close_matches(name, commands, 1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    there_are = f"There are {', '.join(commands)}. See octavo --help."
+    print(f"octavo: {name!r} is no command. {meant}{there_are}", file=sys.stderr)
+    sys.exit(2)
+
+
 def _cause(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
+        # A text may begin with a hyphen, so a mistyped option was taken for it, and what follows is left over.
+        known = {name for option in app[sys.argv[1]].assemble_argument_collection() for name in option.names}
+        for given in sys.argv[2:]:
+            if (
+                given.startswith("--")
+                and (name := given.partition("=")[0].replace("_", "-")) not in known
+                and len(name) > 2
+            ):
+                near = get_close_matches(name, known, 1)
+                return f"Unknown option: {name}." + (f" Did you mean {near[0]}?" if near else "")
         return f"Not expected: {' '.join(error.unused_tokens or ())}. A text of several words goes into quotes."
     return str(error)

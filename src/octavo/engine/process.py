@@ -6,6 +6,7 @@ open by the supervisor, so an engine never outlives it. Why it ended is in FOLDE
 
 import dataclasses
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -91,6 +92,9 @@ class Server:
         if self.begin.log_requests:
             self.metrics.on_finished.append(RequestLog().ended)
         self.scheduler.subscribers.append(self.metrics)
+        # What is there now stays: the collector need not walk through it again while sequences wait.
+        gc.collect()
+        gc.freeze()
         self._tell(protocol.Hello(self.info))
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Our C++ kernels for CPUs: compiled on first use for this processor, kept in the cache folder, called over addresses."""
+"""Our C++ kernels for CPUs: compiled on first use for this processor, kept in the cache folder, called by address."""
 
 import ctypes
 import functools
