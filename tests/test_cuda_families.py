@@ -181,7 +181,11 @@ def test_three_engines_share_a_gpu(tiny_folder: Path) -> None:
 
 
 @pytest.mark.case("MEM-02")
-@pytest.mark.parametrize("options", [{"gpu_memory_utilization": 0.004}, {"kv_cache_memory_bytes": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"gpu_memory_utilization": 0.004, "kv_cache_memory_bytes": None}, {"kv_cache_memory_bytes": 1}],
+    ids=str,
+)
 def test_too_little_memory_names_numbers_and_options(options: dict[str, Any], tiny_folder: Path) -> None:
     with pytest.raises(ValueError, match=r"needs .* of KV cache.*available") as raised, engine(tiny_folder, **options):
         pass

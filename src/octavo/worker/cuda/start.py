@@ -132,7 +132,7 @@ class Memory:
         torch.cuda.empty_cache()
         self.free, self.total = torch.cuda.mem_get_info()
         self.limit = int(share * self.total)
-        self.used = CONTEXT_BYTES + torch.cuda.memory_reserved()  # another engine of this process may hold some
+        self.used = CONTEXT_BYTES  # the share is each engine's own, also where a process has several
         self.lines: list[tuple[str, int, int | None]] = [("driver (not measured)", CONTEXT_BYTES, None)]
 
     def left(self) -> int:
