@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clients format clean python
+.PHONY: help demo test check bench clients format clean python soak
 
 help:  ## What there is to type
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -50,6 +50,10 @@ bench: $(VENV)/dev  ## Benchmarks on this machine, side by side with transformer
 	$(BIN)/python benchmarks/offline.py
 	$(BIN)/python benchmarks/host_cost.py
 	$(BIN)/python benchmarks/memory.py
+
+soak: $(VENV)/dev  ## Twenty minutes of mixed load on a server: nothing leaks, nobody gets an error unasked
+	@$(BIN)/octavo pull smollm2
+	$(BIN)/python benchmarks/soak.py
 
 clients: $(BIN)/octavo  ## Other people's clients against the server, each in its own environment
 	@$(BIN)/octavo pull smollm2
