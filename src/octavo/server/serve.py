@@ -6,6 +6,7 @@ from octavo.config import EngineConfig
 from octavo.flags import ENGINE, Family, with_options
 from octavo.server.options import SERVER_ELSEWHERE, ServerOptions, server_options
 from octavo.server.supervisor import supervise
+from octavo.text.chat import read_template
 
 SERVER = Family(ServerOptions.from_keywords, server_options(), SERVER_ELSEWHERE)
 
@@ -16,4 +17,6 @@ def serve(engine: EngineConfig, server: ServerOptions) -> None:
 
     The port answers at once: /livez says 200 while the process lives, /health 503 until requests run.
     """
+    if server.chat_template is not None:
+        read_template(server.chat_template)  # a faulty one is told before anything is started
     sys.exit(supervise(engine, server))

@@ -17,7 +17,7 @@ from fastapi import Request
 
 from octavo.engine.client import EngineClient
 from octavo.engine.protocol import EngineInfo
-from octavo.errors import EngineDead, InvalidConfig, InvalidRequest, ShuttingDown, shown
+from octavo.errors import EngineDead, InvalidRequest, ShuttingDown, shown
 from octavo.observe.http_counts import HttpCounts
 from octavo.observe.request_log import RequestLog
 from octavo.server.auth import TENANT
@@ -56,13 +56,8 @@ class Serving:
         self.counts = HttpCounts()
         self.request_log = RequestLog(options.max_log_len) if options.enable_log_requests else None
         self._begun = time.monotonic()
-        self.chat_template = None
-        if options.chat_template is not None:
-            self.chat_template = chat.read_template(options.chat_template)
-            try:
-                chat.check_template(self.chat_template)
-            except InvalidRequest as error:
-                raise InvalidConfig(error.message, "Mend the file of --chat-template.") from None
+        given = options.chat_template
+        self.chat_template = None if given is None else chat.read_template(given)
         self._told: set[str] = set()
 
     def info(self) -> EngineInfo:

@@ -79,28 +79,25 @@ def variables(
     return _compile(_choose(tokenizer, chat_template, tools)).variables
 
 
-def check_template(source: str) -> None:
-    """
-    Raises:
-        InvalidRequest: it is not valid Jinja.
-    """
-    _compile(source)
-
-
 def read_template(value: str) -> str:
     """The Jinja source that `--chat-template` means: a file's text, or the value itself if it is a source.
 
     Raises:
-        InvalidConfig: a file that cannot be read, or neither a file nor a source.
+        InvalidConfig: a file that cannot be read, neither a file nor a source, or not valid Jinja.
     """
-    if "{" in value or "\n" in value:
-        return value
+    source = value
+    if "{" not in value and "\n" not in value:
+        try:
+            source = Path(value).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfig(
+                f"The chat template {value!r} cannot be read: {error}.", "Give a .jinja file or the template itself."
+            ) from None
     try:
-        return Path(value).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(
-            f"The chat template {value!r} cannot be read: {error}.", "Give a .jinja file or the template itself."
-        ) from None
+        _compile(source)
+    except InvalidRequest as error:
+        raise InvalidConfig(f"--chat-template: {error.message}") from None
+    return source
 
 
 class _Template:
