@@ -125,9 +125,7 @@ class EngineClient:
         self._refuse_unless_open()
         assert self._inputs is not None
         if _length(prompt) > LONG_TEXT:
-            return await asyncio.to_thread(
-                self._inputs.group, prompt, params, request_id=request_id, priority=priority
-            )
+            return await asyncio.to_thread(self._inputs.group, prompt, params, request_id=request_id, priority=priority)
         return self._inputs.group(prompt, params, request_id=request_id, priority=priority)
 
     def generate(
