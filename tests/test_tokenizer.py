@@ -54,7 +54,6 @@ def test_ids_and_texts_are_those_of_transformers(bpe_folder: Path, spm_folder: P
             assert tokenizer.encode(text, add_special_tokens=False) == ids
             assert tokenizer.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
             assert tokenizer.decode(ids, skip_special_tokens=False) == oracle.decode(ids)
-        assert tokenizer.encode_batch(HARD_TEXTS) == [tokenizer.encode(text) for text in HARD_TEXTS]
         assert tokenizer.vocab_size == len(oracle)
         assert tokenizer.bos_token_id == oracle.bos_token_id
         assert tokenizer.eos_token_id == oracle.eos_token_id
@@ -70,15 +69,13 @@ def test_a_prompt_is_never_cut_or_padded(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     assert len(tokenizer.encode("x" * 100)) > 8
     assert len(tokenizer.encode("x")) == 1
-    assert len(tokenizer.encode_batch(["x", "x" * 100])[0]) == 1
 
 
 @pytest.mark.parametrize("text", ["half \ud83d of a pair", 5, None, ["a"]])
 def test_what_is_no_text_is_refused(bpe: Tokenizer, text: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         bpe.encode(text)
-    with pytest.raises(InvalidRequest, match="surrogate" if isinstance(text, str) else "must be a string"):
-        bpe.encode_batch(["fine", text])
+    assert ("surrogate" if isinstance(text, str) else "must be a string") in str(caught.value)
     assert ("Character 5" in str(caught.value)) == isinstance(text, str)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -109,16 +109,6 @@ class Tokenizer:
         """
         ids = self._encode(text)
         return self._surround(ids) if add_special_tokens else ids
-
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`encode` of many texts, on all cores."""
-        try:
-            with _panics_as_errors():
-                encodings = self.raw.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception:
-            return [self.encode(text, add_special_tokens) for text in texts]  # names the text at fault
-        batch = [encoding.ids for encoding in encodings]
-        return [self._surround(ids) for ids in batch] if add_special_tokens else batch
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Ids that the vocabulary lacks give nothing; bytes that are no text give U+FFFD.
