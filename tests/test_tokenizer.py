@@ -100,7 +100,7 @@ def test_the_start_token_is_added_once_or_not_at_all(tmp_path: Path) -> None:
     assert spm.encode("hi", add_special_tokens=False).count(1) == 0
     both = change(f_spm(tmp_path / "both"), add_eos_token=True)
     assert both.encode("hi") == [1, *both.encode("hi", add_special_tokens=False), 2]
-    assert both.encode_batch(["hi", "<s>hi"]) == [both.encode("hi"), both.encode("<s>hi")]
+    assert both.encode("<s>hi").count(1) == 1
 
 
 def test_the_start_token_comes_first_in_a_vocabulary_without_letters() -> None:
