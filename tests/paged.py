@@ -19,7 +19,8 @@ class Paged:
     ):
         self.model, self.sequences, self.size = model, sequences, block_size
         self.done = [0] * len(sequences)
-        table = model.model.embed_tokens.weight
+        parts = model.model
+        table = torch.empty(0, dtype=parts.embed_tokens.dtype, device=parts.norm.weight.device)
         longest = max(map(len, sequences), default=1)
         self.columns = -(-longest // block_size) + 1
         blocks = list(range(1, 1 + self.columns * len(sequences)))

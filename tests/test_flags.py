@@ -84,13 +84,14 @@ def test_flags_of_other_engines_are_noted_or_refused(caplog: pytest.LogCaptureFi
         assert config_of(*words, "-O3", "--hf-overrides", "{}") == EngineConfig()
     for words, message in (
         (("-tp", "2"), "tensor_parallel_size=2 is not available: this engine runs on one device"),
-        (("--quantization=awq",), "quantization=.awq."),
         (("--enable-lora",), "enable_lora=True"),
         (("--speculative-config", '{"method": "ngram"}'), "there is no speculation yet"),
         (("--ssl-keyfile", "a.key"), "no TLS"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             run(*words)
+    with pytest.raises(CoercionError, match="awq.*gguf.*int8"):
+        run("--quantization=awq")
 
 
 def test_every_known_name_is_a_flag_and_refused_at_a_value_it_does_not_have() -> None:

@@ -35,6 +35,8 @@ class ModelConfig:
     """Kind of weight file; dummy makes random weights, for speed runs."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of weights and activations. auto: the checkpoint's, but float32 on a CPU without bfloat16 units."""
+    quantization: Literal["auto", "none", "gguf", "int8"] = "auto"
+    """Weights on a CPU. gguf: as the GGUF file has them; int8: rounded to 8 bits; auto and none: widened to dtype."""
     max_model_len: int | str | None = None
     """Longest prompt and output together, in tokens: 4096, 4k, or auto for the most that fits."""
     seed: int = 0
@@ -210,6 +212,7 @@ SAME_AS = {
     "dtype": {"half": "float16", "float": "float32", **{t: t for t in ("bfloat16", "float16", "float32")}},
     "load_format": {"hf": "auto"},
     "kv_cache_dtype": {"fp8_e4m3": "fp8", "None": "auto"},
+    "quantization": {"None": "auto"},
 }
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
@@ -248,7 +251,6 @@ ENGINE_ELSEWHERE = {
     "hf_overrides": Elsewhere("edit a copy of config.json", (None, {})),
     "hf_config_path": Elsewhere("put config.json beside the weights", (None,)),
     "config_format": Elsewhere("config.json or GGUF metadata is read", (None, "auto", "hf")),
-    "quantization": Elsewhere("only unquantized and GGUF checkpoints are read", (None, "gguf")),
     "kv_cache_dtype_skip_layers": Elsewhere("the KV cache is not quantized", (None, [])),
     "calculate_kv_scales": Elsewhere("the KV cache is not quantized"),
     "kv_transfer_config": Elsewhere("KV blocks stay in this engine", (None,)),

@@ -7,6 +7,7 @@ operations, so that the values equal its reference to the last bit.
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,3 +186,55 @@ _DECODERS: dict[str, Callable[[Blocks], Floats]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
+
+
+def whole_numbers(type_name: str, raw: memoryview | bytes, shape: tuple[int, ...]) -> Bytes:
+    """Blocks of 32 as uint8 [rows, columns / 32, 36]: scale and minimum in half precision, then signed bytes.
+
+    scale * number + minimum is the weight: exact for types of 32, and for Q4_K and Q5_K with the products of their
+    scales rounded to half precision. The type must be in WHOLE_NUMBERS.
+    """
+    blocks = np.frombuffer(raw, _LAYOUTS[type_name][1])
+    with np.errstate(over="ignore", invalid="ignore"):
+        scales, minima, numbers = _SPLITTERS[type_name](blocks)
+        heads = np.stack([scales, minima], -1, dtype=np.float16, casting="unsafe").view(np.uint8)
+    joined: Bytes = np.concatenate([heads.reshape(-1, 4), numbers.reshape(-1, 32).view(np.uint8)], -1)
+    return joined.reshape(shape[0], -1, 36)
+
+
+Split = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+
+
+def _split_simple(blocks: Blocks) -> Split:
+    """Types of 32 with a scale and perhaps a minimum."""
+    names = blocks.dtype.names or ()
+    scale = blocks["scale"]
+    if "value" in names:
+        return scale, np.zeros_like(scale), blocks["value"]
+    numbers = _with_fifth_bit(blocks) if "fifth_bits" in names else _low_then_high(blocks)
+    if "minimum" in names:
+        return scale, blocks["minimum"], numbers
+    middle = 16 if "fifth_bits" in names else 8
+    return scale, scale * np.float16(-middle), numbers
+
+
+def _split_k(blocks: Blocks) -> Split:
+    scales, minima = _scales_and_minima(blocks)
+    numbers = _eighths(blocks)
+    if "fifth_bits" in (blocks.dtype.names or ()):
+        numbers = numbers | _shifted(blocks["fifth_bits"], tuple(range(8)), 0x01) << np.uint8(4)
+    return scales.reshape(-1), -minima.reshape(-1), numbers
+
+
+_SPLITTERS: dict[str, Callable[[Blocks], Split]] = {
+    "Q4_0": _split_simple,
+    "Q4_1": _split_simple,
+    "Q5_0": _split_simple,
+    "Q5_1": _split_simple,
+    "Q8_0": _split_simple,
+    "Q4_K": _split_k,
+    "Q5_K": _split_k,
+}
+
+WHOLE_NUMBERS: dict[str, int] = {name: 4 if name.startswith("Q4") else 8 for name in _SPLITTERS}
+"""Types that `whole_numbers` splits, and the bits that their numbers need (five count as eight)."""

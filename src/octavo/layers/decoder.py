@@ -12,6 +12,7 @@ from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotary, Rotation
 from octavo.model_spec import ModelSpec
+from octavo.quant.native import Native
 
 Norm = Callable[[int], RMSNorm]
 
@@ -95,8 +96,13 @@ class CausalLM(nn.Module):
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def tie_head(self) -> None:
-        """Let the loaded embedding table be the head's weight."""
-        self.lm_head.share(self.model.embed_tokens.weight)
+        """Let the loaded embedding table be the head's weight; if that is kept in another order, once."""
+        head, table = self.lm_head, self.model.embed_tokens
+        if table.of_head is not None:  # since before it was loaded
+            return
+        head.share(table.weight)
+        if isinstance(head.method, Native):
+            table.read_from(head, head.method)
 
     def attention_layers(self) -> list[PagedAttention]:
         """In order of depth: where the worker puts the backend and each layer's cache."""

@@ -48,7 +48,7 @@ class Linear(Layer):
 
     def share(self, weight: nn.Parameter) -> None:
         """Be loaded with a matrix that another layer owns."""
-        self.weight = weight
+        self.weight, self.dtype = weight, weight.dtype
         self.waiting.clear()
         self.method.finish(self)
 

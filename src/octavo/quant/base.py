@@ -10,10 +10,11 @@ class LinearLayer(Protocol):
     """What a method sees of the layer it serves.
 
     `weight` is the matrix as it stands in the checkpoint; a method that keeps it otherwise removes it
-    and puts its own form into `packed`.
+    and puts its own form into `packed`. `parts` are the output rows by checkpoint name.
     """
 
     in_features: int
+    parts: dict[str, int]
     has_bias: bool
     weight: nn.Parameter
     bias: nn.Parameter | None

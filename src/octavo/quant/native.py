@@ -16,6 +16,8 @@ LANES = 16
 class Native(Dense):
     """`packed` is [columns / 16, inner / step, 16, step], step 2 in bfloat16; columns padded with zeros to a group."""
 
+    bits = 0  # of a weight in blocks (blocks.py); none here
+
     def __init__(self, library: Any) -> None:
         self.library = library
 
@@ -35,15 +37,25 @@ class Native(Dense):
             rest = weight.new_zeros(LANES, inner)
             rest[: columns - whole * LANES] = weight[whole * LANES :]
             layer.packed[whole] = rest.view(LANES, inner // step, step).transpose(0, 1)
+        del layer.weight
+        self._pad_bias(layer)
+
+    def _pad_bias(self, layer: LinearLayer) -> None:
         if layer.bias is not None:  # added to float32 sums
-            bias = layer.bias.new_zeros(groups * LANES, dtype=torch.float32)
+            columns = layer.out_features
+            bias = layer.bias.new_zeros(-(-columns // LANES) * LANES, dtype=torch.float32)
             bias[:columns] = layer.bias
             layer.packed_bias = bias
-        del layer.weight
+
+    def rows(self, layer: LinearLayer, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the weight by their numbers [n] -> [n, in_features]: what an embedding shares with its head."""
+        return layer.packed[numbers // LANES, :, numbers % LANES].flatten(1).to(dtype)
 
     def matrix(self, layer: LinearLayer) -> Matrix:
         """For the kernels; the layer must outlive it."""
-        return Matrix(address(layer.packed), address(layer.packed_bias), layer.out_features, layer.in_features)
+        return Matrix(
+            address(layer.packed), address(layer.packed_bias), layer.out_features, layer.in_features, self.bits
+        )
 
     def apply(self, layer: LinearLayer, x: Tensor) -> Tensor:
         return self._apply(layer, x, x.dtype)

@@ -1,7 +1,7 @@
 """The tensors of a GGUF file under Hugging Face names and conventions, one at a time."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.errors import InvalidWeights
 from octavo.formats.gguf import GGUFFile
-from octavo.formats.gguf_blocks import dequantize
+from octavo.formats.gguf_blocks import WHOLE_NUMBERS, dequantize, whole_numbers
 
 CHUNK_ELEMENTS = 1 << 21  # converted at once: float32 of this many stays near the cache
 
@@ -49,12 +49,23 @@ _IN_LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<kind>weight|bia
 _EXPERT_OF_OLD = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>ffn_(gate|up|down))\.(?P<expert>\d+)\.weight")
 
 
-def gguf_tensors(file: GGUFFile, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def block_types(file: GGUFFile) -> dict[str, str]:
+    """By Hugging Face name without `.weight`: the types of matrices that can stay in blocks of whole numbers."""
+    architecture = file.metadata["general.architecture"]
+    return {
+        _hf_name(name, architecture, {}).removesuffix(".weight"): tensor.type_name
+        for name, tensor in file.tensors.items()
+        if tensor.type_name in WHOLE_NUMBERS and len(tensor.shape) == 2 and "ffn_gate_inp" not in name
+    }
+
+
+def gguf_tensors(file: GGUFFile, dtype: torch.dtype, kept: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
     """Every weight of `file` as `dtype` on the CPU, in the order of the file.
 
     What differs from Hugging Face's checkpoints is undone: llama's Q and K rows, which GGUF orders for
     rotary pairs that lie side by side, are put back in halves; 1 is taken off Gemma's norm weights;
     stacked experts come out one by one. A tensor of unknown name keeps its name, for the loader to refuse.
+    Weights whose names (without `.weight`) are in `kept` come as NAME.blocks, see `whole_numbers`.
     Nothing but the tensor that is yielded is held, nor are pages of the file, which count as memory too.
     """
     config = file.hf_config()
@@ -68,10 +79,13 @@ def gguf_tensors(file: GGUFFile, dtype: torch.dtype) -> Iterator[tuple[str, Tens
             continue
         if match and part.endswith("_exps"):
             yield from _stacked_experts(file, name, match, dtype, experts)
-        elif architecture == "llama" and part in heads:
-            yield _hf_name(name, architecture, experts), _in_halves(_values(file, name, dtype), heads[part], name)
+            continue
+        known = _hf_name(name, architecture, experts)
+        if (source := known.removesuffix(".weight")) in kept and known != source:
+            known, values = f"{source}.blocks", _blocks(file, name)
         else:
-            yield _hf_name(name, architecture, experts), _values(file, name, dtype)
+            values = _values(file, name, dtype)
+        yield known, _in_halves(values, heads[part], name) if architecture == "llama" and part in heads else values
 
 
 def _hf_name(name: str, architecture: str, experts: dict[str, str]) -> str:
@@ -114,6 +128,13 @@ def _values(file: GGUFFile, name: str, dtype: torch.dtype) -> Tensor:
     # Gemma multiplies by 1 + weight, and GGUF stores the sum
     less = 1.0 if file.metadata["general.architecture"] == "gemma3" and name.endswith("norm.weight") else 0.0
     values = _convert(tensor.type_name, file.raw(name), tensor.shape, dtype, less)
+    file.forget(name)
+    return values
+
+
+def _blocks(file: GGUFFile, name: str) -> Tensor:
+    tensor = file.tensors[name]
+    values = torch.from_numpy(whole_numbers(tensor.type_name, file.raw(name), tensor.shape))
     file.forget(name)
     return values
 

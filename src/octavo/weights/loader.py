@@ -72,7 +72,7 @@ def _claim(model: CausalLM, targets: dict[str, Target], name: str) -> tuple[Targ
 
 def _fill(target: Target, kind: str, name: str, tensor: Tensor) -> bool:
     layer, part = target
-    if (part, kind) in layer.waiting and tensor.dtype not in READ:
+    if (part, kind) in layer.waiting and tensor.dtype not in READ and kind != "blocks":
         raise InvalidWeights(
             f"The tensor {name} is of type {str(tensor.dtype).removeprefix('torch.')}: it is quantized, or damaged.",
             "Use the unquantized checkpoint or a GGUF file of the model.",

@@ -6,16 +6,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu.library import library
 from octavo.layers.decoder import CausalLM
 from octavo.layers.layer import Layer
 from octavo.layers.linear import Linear
 from octavo.layers.rotary import Rotary
 from octavo.model_spec import ModelSpec
-from octavo.quant.base import LinearMethod
-from octavo.quant.dense import Dense
-from octavo.quant.native import Native
-from octavo.quant.packed import Packed
+from octavo.quant.blocks import Blocks
+from octavo.quant.choice import Choice
 from octavo.registry import model_module
 from octavo.weights.loader import load
 
@@ -26,6 +23,7 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     tensors: Iterable[tuple[str, Tensor]],
+    choice: Choice | None = None,
 ) -> CausalLM:
     """Build without weights, choose how they are kept, allocate, load; `dtype` becomes the spec's.
 
@@ -33,20 +31,23 @@ def build_model(
         InvalidConfig: no model serves the architecture.
         InvalidWeights: the tensors are not this model's, or damaged.
     """
+    choice = choice or Choice()
     spec = dataclasses.replace(spec, dtype=str(dtype).removeprefix("torch."))
     model: CausalLM = model_module(spec.architecture).build(spec)
-    for module in model.modules():
+    head, table = model.lm_head, model.model.embed_tokens
+    tied = spec.tie_word_embeddings
+    for name, module in model.named_modules():
         if isinstance(module, Linear):
-            module.method = _method(module, dtype, device)
-        tied = module is model.lm_head and spec.tie_word_embeddings
-        if isinstance(module, Rotary | Layer) and not tied:
+            sources = ["model.embed_tokens"] if tied and module is head else _sources(name, module)
+            module.method = choice.method(sources, module, dtype, device)
+        if isinstance(module, Rotary | Layer) and not (tied and module is head):
             module.build(dtype, device)
+    if tied and type(head.method) is Blocks:
+        head.build(dtype, device)
+        table.read_from(head, head.method)
     load(model, tensors)
     return model.eval()
 
 
-def _method(layer: Linear, dtype: torch.dtype, device: torch.device) -> LinearMethod:
-    """Our kernels where they are there, else PyTorch's."""
-    if Native.serves(layer, dtype, device) and (loaded := library()) is not None:
-        return Native(loaded)
-    return Packed() if Packed.serves(dtype, device) else Dense()
+def _sources(name: str, layer: Linear) -> list[str]:
+    return [source for source, part in layer.sources(name).items() if part or layer.parts.keys() == {""}]

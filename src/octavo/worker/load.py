@@ -1,5 +1,6 @@
 """The weights that a configuration asks for, brought to a device."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +11,19 @@ from octavo.config import EngineConfig
 from octavo.core.memory import GIB, num_parameters
 from octavo.errors import InvalidConfig
 from octavo.formats.gguf import GGUFFile
+from octavo.formats.gguf_blocks import WHOLE_NUMBERS
 from octavo.hub import ModelFiles
+from octavo.kernels.cpu.library import library
 from octavo.layers.decoder import CausalLM
 from octavo.model_spec import ModelSpec
+from octavo.quant.choice import Choice
 from octavo.weights.dummy import dummy_tensors
-from octavo.weights.gguf import gguf_tensors
+from octavo.weights.gguf import block_types, gguf_tensors
 from octavo.weights.safetensors import safetensors_tensors
 from octavo.worker import machine
 from octavo.worker.build import build_model
+
+logger = logging.getLogger("octavo")
 
 
 @contextmanager
@@ -46,12 +52,36 @@ def load_model(
         _check_fits(spec, dtype)
     wanted = config.model.load_format
     if wanted == "dummy":
-        return build_model(spec, dtype, device, dummy_tensors(spec, dtype, config.model.seed, device))
+        choice = _choice("int8" if config.model.quantization == "int8" else "none", None, device)
+        return build_model(spec, dtype, device, dummy_tensors(spec, dtype, config.model.seed, device), choice)
     if wanted != "auto" and (wanted == "gguf") != (gguf is not None):
         found = files.gguf.name if files.gguf else files.folder.name
         raise InvalidConfig(f"load_format={wanted} does not fit {found}.", "Leave load_format at auto.")
-    tensors = gguf_tensors(gguf, dtype) if gguf is not None else safetensors_tensors(files.folder)
-    return build_model(spec, dtype, device, tensors)
+    choice = _choice(config.model.quantization, gguf, device)
+    tensors = gguf_tensors(gguf, dtype, choice.kept) if gguf is not None else safetensors_tensors(files.folder)
+    return build_model(spec, dtype, device, tensors, choice)
+
+
+def _choice(quantization: str, gguf: GGUFFile | None, device: torch.device) -> Choice:
+    """How linear layers keep their weights.
+
+    Raises:
+        InvalidConfig: a quantization that this device, or this checkpoint, does not have.
+    """
+    if quantization == "gguf" and gguf is None:
+        raise InvalidConfig("quantization=gguf needs a GGUF file.", "Use quantization=int8, or leave it at auto.")
+    if device.type != "cpu":
+        if quantization == "int8":
+            raise InvalidConfig(
+                "quantization=int8 runs on CPUs only.", "Leave quantization at auto, or set device=cpu."
+            )
+        return Choice()
+    if quantization not in ("auto", "none") and library() is None:
+        logger.warning("quantization=%s: the CPU kernels are missing, so weights are widened.", quantization)
+    types = block_types(gguf) if gguf is not None and quantization == "gguf" else {}
+    return Choice(
+        int8=quantization == "int8", bits={name: WHOLE_NUMBERS[type_name] for name, type_name in types.items()}
+    )
 
 
 def _check_fits(spec: ModelSpec, dtype: torch.dtype) -> None:

@@ -141,6 +141,7 @@ class Matrix(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("columns", ctypes.c_long),
         ("inner", ctypes.c_long),
+        ("bits", ctypes.c_long),
     )
 
 

@@ -4,16 +4,18 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "blocks.h"
 #include "product.h"
 #include "team.h"
 
 namespace octavo {
 
-// y = x W^T + b. `data` lies [columns / 16][inner / STEP][16][STEP]; columns are padded with zeros to a whole group.
+// y = x W^T + b. Columns are padded with zeros to a whole group of sixteen. `data` lies, where `bits` is 0,
+// [columns / 16][inner / STEP][16][STEP]; else it is [columns / 16][inner / 32] blocks (blocks.h) of 4 or 8 bits.
 struct Matrix {
   const void* data;
   const float* bias;  // or null
-  long columns, inner;
+  long columns, inner, bits;
   long groups() const { return (columns + LANES - 1) / LANES; }
 };
 
@@ -24,24 +26,53 @@ void product(Worker& worker, long threads, const Matrix& matrix, bool halves, co
              long rows, const F& use) {
   using T = typename E::T;
   const long groups = matrix.groups(), pairs = (groups + 1) / 2, size = matrix.inner * LANES;
+  const long blocks = matrix.inner / BLOCK, bits = matrix.bits;
+  const bool scaled = bits && rows <= FEW_ROWS;  // whole numbers are multiplied, not weights
   const long each = std::max(1L, pairs / (32 * threads));
   const long batches = (pairs + each - 1) / each;
-  const long slices = std::min((rows + 4 * MOST_ROWS - 1) / (4 * MOST_ROWS), 1 + 4 * threads / batches);
+  const long slices = scaled ? 1 : std::min((rows + 4 * MOST_ROWS - 1) / (4 * MOST_ROWS), 1 + 4 * threads / batches);
   const long slice = ((rows + slices - 1) / slices + MOST_ROWS - 1) / MOST_ROWS * MOST_ROWS;
+  T* opened = bits ? scratch<T, 30>(2 * size + 32) : nullptr;
+  while (reinterpret_cast<uintptr_t>(opened) % 64) opened++;
+  Floats* factors = scaled ? scratch<Floats, 32>(4 * blocks) : nullptr;
+  float* sums = scaled ? scratch<float, 31>(rows * blocks) : nullptr;
+  bool summed = false;  // by this thread
+  auto open = [&](long number, int place) {
+    const auto* from = static_cast<const uint8_t*>(matrix.data) + number * blocks * block_bytes(bits);
+    Floats* to = scaled ? factors + 2 * blocks * place : nullptr;
+    if (bits == 4) open_group<E, 4>(from, blocks, opened + place * size, to);
+    else open_group<E, 8>(from, blocks, opened + place * size, to);
+    return opened + place * size;
+  };
   worker.run(batches * slices, [&](long item) {
     const long begin = item % slices * slice, count = std::min(slice, rows - begin);
+    const T* from = x + begin * stride;
+    if (scaled && !summed) sum_blocks<E>(x, stride, rows, blocks, sums);
+    summed = true;
     for (long pair = item / slices * each; pair < std::min(pairs, (item / slices + 1) * each); pair++) {
-      const T* data = static_cast<const T*>(matrix.data);
-      const T* both[2] = {data + (halves ? pair : 2 * pair) * size,
-                          data + (halves ? pair + groups / 2 : 2 * pair + 1) * size};
+      const long numbers[2] = {halves ? pair : 2 * pair, halves ? pair + groups / 2 : 2 * pair + 1};
+      const bool two = numbers[1] < groups;
+      const T* both[2] = {nullptr, nullptr};
+      for (int n = 0; n < 1 + two; n++)
+        both[n] = bits ? open(numbers[n], n) : static_cast<const T*>(matrix.data) + numbers[n] * size;
+      if (scaled) {
+        by_rows(count, [&](auto number, long first) {
+          constexpr int M = decltype(number)::value;
+          Floats total[2][M];
+          for (int n = 0; n < 1 + two; n++)
+            multiply_blocks<E, M>(from + first * stride, stride, sums + first * blocks, both[n],
+                                  factors + 2 * blocks * n, blocks, total[n]);
+          for (int m = 0; m < M; m++) use(begin + first + m, pair, total[0][m], total[two][m]);
+        });
+        continue;
+      }
       auto hand = [&](long first, auto& total) {
         for (auto& row : total) {
           use(begin + first, pair, row[0], row[sizeof(row) / sizeof(row[0]) - 1]);
           first++;
         }
       };
-      const T* from = x + begin * stride;
-      if (halves || 2 * pair + 1 < groups) each_rows<E, 2>(from, stride, count, both, LANES * E::STEP, matrix.inner, hand);
+      if (two) each_rows<E, 2>(from, stride, count, both, LANES * E::STEP, matrix.inner, hand);
       else each_rows<E, 1>(from, stride, count, both, LANES * E::STEP, matrix.inner, hand);
     }
   });

@@ -30,15 +30,9 @@ inline __attribute__((always_inline)) void multiply(const typename E::T* rows, l
   }
 }
 
-// Call `use(first_row, total)` for `count` rows, MOST_ROWS or fewer at a time.
-template <class E, int N, class F>
-inline void each_rows(const typename E::T* rows, long lda, long count, const typename E::T* const* groups, long ldb,
-                      long inner, const F& use) {
-  auto some = [&](auto number, long first) {
-    Floats total[decltype(number)::value][N];
-    multiply<E, decltype(number)::value, N>(rows + first * lda, lda, groups, ldb, inner, total);
-    use(first, total);
-  };
+// Call `some(number of rows as a constant, first row)` for `count` rows, MOST_ROWS or fewer at a time.
+template <class F>
+inline void by_rows(long count, const F& some) {
   long first = 0;
   for (; first + MOST_ROWS <= count; first += MOST_ROWS) some(std::integral_constant<int, MOST_ROWS>(), first);
   switch (count - first) {
@@ -55,6 +49,17 @@ inline void each_rows(const typename E::T* rows, long lda, long count, const typ
     case 11: return some(std::integral_constant<int, 11>(), first);
     default: return;
   }
+}
+
+// Call `use(first_row, total)` for `count` rows, MOST_ROWS or fewer at a time.
+template <class E, int N, class F>
+inline void each_rows(const typename E::T* rows, long lda, long count, const typename E::T* const* groups, long ldb,
+                      long inner, const F& use) {
+  by_rows(count, [&](auto number, long first) {
+    Floats total[decltype(number)::value][N];
+    multiply<E, decltype(number)::value, N>(rows + first * lda, lda, groups, ldb, inner, total);
+    use(first, total);
+  });
 }
 
 }  // namespace octavo
