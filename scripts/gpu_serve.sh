@@ -23,9 +23,9 @@ for part in ${parts:-qwen2.5-1.5b:1,16,64,256 llama-3.1-8b:1,64,256}; do
   for concurrency in $(echo "${part#*:}" | tr , ' '); do
     case $concurrency in 1) count=16 ;; *) count=$((concurrency * 6)) ;; esac
     echo "=== $model, concurrency $concurrency ($(($(date +%s) - begin)) s after the start)"
-    timeout 150 python3 benchmarks/serve.py --port $port --random-input-len 256 --random-output-len 128 \
+    timeout 150 python3 -m octavo bench serve --port $port --random-input-len 256 --random-output-len 128 \
       --vocab-size $vocabulary --prompts "${PROMPTS:-ids}" --max-concurrency "$concurrency" --num-prompts "$count" \
-      --num-warmups "$concurrency" --label "$model" --json "$out/serve.jsonl" --ready-check-timeout-sec 120
+      --num-warmups "$concurrency" --label "$model" --json "$out/serve.jsonl" --ready-check-timeout-sec 120 --self-check warn
     kill -0 $server 2> /dev/null || break
   done
   kill $server 2> /dev/null

@@ -29,6 +29,11 @@ app.command("octavo.tools.chat:chat", help="Talk with the model of a running ser
 app.command("octavo.tools.complete:complete", help="Continue a text on a running server.")
 app.command("octavo.tools.run_batch:run_batch", help="Answer a file of requests; begun again it goes on where it was.")
 app.command("octavo.tools.plan:plan", help="Does a model fit, how fast will it be, on which GPU; without loading it.")
+bench = App(name="bench", help="Measure a model or a running server.", print_error=False, exit_on_error=False)
+bench.command("octavo.bench.serve:serve", help="Load a running server: TTFT, TPOT, ITL, goodput.")
+bench.command("octavo.bench.latency:latency", help="Time to first token and per token of one batch.")
+bench.command("octavo.bench.throughput:throughput", help="Requests and tokens per second of many prompts.")
+app.command(bench)
 app.command("octavo.tools.generate:generate", help="Complete a prompt, or answer it as a chat message.")
 
 
@@ -72,7 +77,10 @@ def _check_command() -> None:
 def _cause(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         # A text may begin with a hyphen, so a mistyped option was taken for it, and what follows is left over.
-        known = {name for option in app[sys.argv[1]].assemble_argument_collection() for name in option.names}
+        command = app
+        for name in error.command_chain or ():
+            command = command[name]
+        known = {name for option in command.assemble_argument_collection() for name in option.names}
         for given in sys.argv[2:]:
             if (
                 given.startswith("--")

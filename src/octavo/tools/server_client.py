@@ -50,7 +50,7 @@ class Server:
         key = api_key or env.client_api_key()
         if key and not (key.isascii() and key.isprintable()):
             raise InvalidConfig("The API key has characters that no HTTP header can carry.")
-        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        self.headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
     def _connect(self) -> http.client.HTTPConnection:
         if self.path:
@@ -64,7 +64,7 @@ class Server:
         try:
             connection.connect()
             connection.sock.settimeout(ANSWER_SECONDS)
-            connection.request(method, self._prefix + path, body, self._headers)
+            connection.request(method, self._prefix + path, body, self.headers)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             hint = "Start one with octavo serve, or give its address with --url."

@@ -1,0 +1,113 @@
+"""Drives an engine in this process and notes when each request's tokens come."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tqdm import tqdm
+
+from octavo.bench.workload import Item
+from octavo.engine.engine import Engine
+from octavo.errors import OctavoError
+from octavo.types import FinishReason, RequestOutputKind, SamplingParams
+
+LOWEST_ID = 16  # special tokens mostly stand below
+
+
+@dataclass(slots=True)
+class Timing:
+    """One request: seconds after the batch was given, and tokens."""
+
+    first: float = 0.0
+    end: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def tpot(self) -> float:
+        return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch that was answered: tokenization and all else apart, in seconds."""
+
+    tokenization: float
+    seconds: float
+    timings: list[Timing] = field(default_factory=list)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(timing.output_tokens for timing in self.timings)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(timing.prompt_tokens for timing in self.timings)
+
+
+def run(engine: Engine, items: Sequence[Item], *, detokenize: bool = True, n: int = 1, bar: Any = None) -> Batch:
+    """Answer all items at once, each with exactly its number of tokens.
+
+    Raises:
+        InvalidRequest: an item can never run.
+        OctavoError: a request ended with a fault; a benchmark has no use for the others.
+    """
+    begin = time.perf_counter()
+    params = SamplingParams(
+        n=n,
+        temperature=0.0 if n == 1 else 1.0,
+        ignore_eos=True,
+        detokenize=detokenize and engine.tokenizer is not None,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    groups = [engine.check(item.prompt, dataclasses.replace(params, max_tokens=item.output_len)) for item in items]
+    tokenization = time.perf_counter() - begin
+    timings = {group.id: Timing(prompt_tokens=len(group.requests[0].prompt_token_ids)) for group in groups}
+    begin = time.perf_counter()
+    try:
+        for group in groups:
+            engine.add(group)
+        while engine.has_unfinished:
+            outputs = engine.step()
+            now = time.perf_counter() - begin
+            for output in outputs:
+                timing = timings[output.request_id]
+                timing.output_tokens += sum(len(sample.token_ids) for sample in output.outputs)
+                if not timing.first and timing.output_tokens:
+                    timing.first = now
+                timing.end = now
+                for sample in output.outputs:
+                    if sample.finish_reason == FinishReason.ERROR:
+                        raise OctavoError(f"A request failed: {sample.stop_reason}.")
+                if output.finished and bar is not None:
+                    bar.update(1)
+    except BaseException:
+        engine.clear()
+        raise
+    return Batch(tokenization, time.perf_counter() - begin, list(timings.values()))
+
+
+def highest_id(engine: Engine) -> int:
+    return engine.spec.vocab_size - 1
+
+
+def configuration(engine: Engine) -> dict[str, Any]:
+    """What the engine really runs with."""
+    found = dataclasses.asdict(engine.config)
+    size = engine.cache_size
+    return found | {
+        "effective": {
+            "max_model_len": engine.max_model_len,
+            "block_size": size.block_size,
+            "kv_cache_tokens": size.num_tokens,
+            "max_num_seqs": engine.scheduler.max_num_seqs,
+            "max_num_batched_tokens": engine.scheduler.max_num_batched_tokens,
+        }
+    }
+
+
+def progress(total: int, what: str) -> Any:
+    return tqdm(total=total, desc=what, disable=not sys.stderr.isatty())
