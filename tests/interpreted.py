@@ -12,8 +12,8 @@ from octavo.engine import start as engine_start
 from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles
 from octavo.model_spec import ModelSpec
+from octavo.quant.choice import Choice
 from octavo.quant.dense import Dense
-from octavo.worker import build
 from octavo.worker.cuda.runner import Runner
 from octavo.worker.limits import Limits
 from octavo.worker.load import load_model
@@ -44,7 +44,7 @@ def on_interpreter(fused_rows: int) -> Iterator[None]:
             num_blocks=config.cache.num_gpu_blocks_override,
         )
         spec = spec.with_max_model_len(size.max_model_len)
-        with mock.patch.object(build, "_method", return_value=Dense()):
+        with mock.patch.object(Choice, "method", return_value=Dense()):
             model = load_model(config, files, spec, gguf, torch.float32, device)
         runner = Runner(
             model,
