@@ -1,9 +1,10 @@
 """`octavo bench latency`: a batch of equal requests, again and again; time to first token, per token, end to end."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
-from octavo.bench import offline, results
+from octavo.bench import offline, results, roofline
 from octavo.bench.measures import percentile, spread
 from octavo.bench.workload import Workload, items
 from octavo.config import EngineConfig
@@ -69,12 +70,23 @@ def latency(
         )
         found = items(work, offline.LOWEST_ID, offline.highest_id(engine), lambda text: 0)
         batches = []
+        watching = roofline.Roofline(engine)
+
+        def run(place: int) -> offline.Batch:
+            part = found[place * batch_size : (place + 1) * batch_size]
+            return offline.run(engine, part, detokenize=not disable_detokenize, n=n)
+
+        def again() -> None:
+            engine.reset_prefix_cache()
+            run(0)
+
         with offline.progress(total, "Batches") as bar:
             for place in range(total):
-                part = found[place * batch_size : (place + 1) * batch_size]
-                batches.append(offline.run(engine, part, detokenize=not disable_detokenize, n=n))
+                with watching if place >= num_iters_warmup else nullcontext():
+                    batches.append(run(place))
                 bar.update(1)
         settings = offline.configuration(engine)
+        limits = watching.result(again)
     measured = batches[num_iters_warmup:]
     latencies = [batch.seconds for batch in measured]
     timings = [timing for batch in measured for timing in batch.timings]
@@ -96,6 +108,7 @@ def latency(
         "model_id": config.model.model,
         "prefix_cache": "fresh prompts in every iteration: nothing is found in it",
         "configuration": settings,
+        "roofline": limits,
         **results.environment(),
     }
     print(f"Avg latency: {result['avg_latency']} seconds")
@@ -109,5 +122,6 @@ def latency(
             f"std {deviation:.3f}"
         )
     print(f"Output throughput: {result['output_throughput']:.2f} tokens/s")
+    roofline.show(limits)
     if output_json:
         results.write_json(output_json, result)

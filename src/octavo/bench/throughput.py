@@ -3,13 +3,15 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from octavo.bench import offline, results
+from octavo.bench import offline, results, roofline
 from octavo.bench.serve import WORKLOAD
 from octavo.bench.workload import Workload, items
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.errors import InvalidConfig
 from octavo.flags import ENGINE, with_options
+
+AGAIN = 64  # requests of the profile that a GPU's roofline needs
 
 
 @with_options(positional="model", config=ENGINE, work=WORKLOAD)
@@ -50,9 +52,16 @@ def throughput(
             other = Workload(**asdict(work) | {"seed": work.seed + 0x5EED, "num_prompts": num_warmups})
             offline.run(engine, items(other, offline.LOWEST_ID, top, count), n=n)
             engine.reset_prefix_cache()
-        with offline.progress(len(found), "Requests") as bar:
+        watching = roofline.Roofline(engine)
+
+        def again() -> None:
+            engine.reset_prefix_cache()
+            offline.run(engine, found[:AGAIN], detokenize=not disable_detokenize, n=n)
+
+        with offline.progress(len(found), "Requests") as bar, watching:
             batch = offline.run(engine, found, detokenize=not disable_detokenize, n=n, bar=bar)
         settings = offline.configuration(engine)
+        limits = watching.result(again)
     seconds = batch.tokenization + batch.seconds
     total = batch.prompt_tokens + batch.output_tokens
     print(
@@ -61,6 +70,7 @@ def throughput(
     )
     print(f"Total num prompt tokens: {batch.prompt_tokens}")
     print(f"Total num output tokens: {batch.output_tokens}")
+    roofline.show(limits)
     if output_json:
         result = {
             "elapsed_time": seconds,
@@ -78,6 +88,7 @@ def throughput(
             "model_id": config.model.model,
             "prefix_cache": "empty at the start",
             "configuration": settings | {"workload": asdict(work)},
+            "roofline": limits,
             **results.environment(),
         }
         results.write_json(output_json, result)

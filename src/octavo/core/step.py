@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 
 from octavo.types import Request, TokenLogprobs
 
+PARTS = ("plan", "prepare", "forward", "sample", "wait", "commit", "outputs")
+"""What a step's time goes to, as timers and profiles name it: scheduling; rows and tensors; the model, head included;
+tokens from logits; waiting for the device; the scheduler taking in the tokens; their text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Admit:

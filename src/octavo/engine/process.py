@@ -26,6 +26,7 @@ from octavo.core.admission import Admission
 from octavo.engine import protocol, start
 from octavo.engine.profile import Profile
 from octavo.engine.protocol import EngineInfo, EngineStart
+from octavo.engine.spans import loop_spans
 from octavo.errors import OctavoError, Overloaded
 from octavo.observe.metrics import Metrics
 from octavo.observe.request_log import RequestLog
@@ -74,7 +75,7 @@ class Server:
         self.loop = start.make_loop(self.begin.config, self.parts)
         self.scheduler = self.loop.scheduler
         self.admission = Admission(self.begin.max_num_queued_reqs, self.begin.max_num_queued_tokens)
-        self.profile = Profile(self.begin.profile_dir)
+        self.profile = Profile(loop_spans(self.loop), self.begin.profile_dir)
         self.info = self._info()
         self.metrics = Metrics(
             self.scheduler,

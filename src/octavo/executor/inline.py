@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from octavo.core.step import Step, StepResult
 from octavo.sampling.bitmask import Bitmasks
-from octavo.worker.base import Runner
+from octavo.worker.base import Runner, Span
 
 
 class Inline:
@@ -18,6 +18,9 @@ class Inline:
 
     def sample(self, masks: Bitmasks | None = None) -> Callable[[], StepResult]:
         return self.runner.sample(masks)
+
+    def spans(self) -> list[Span]:
+        return self.runner.spans()
 
     def close(self) -> None:
         self.runner.close()

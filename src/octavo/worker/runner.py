@@ -15,6 +15,7 @@ from octavo.sampling.bitmask import Bitmasks
 from octavo.sampling.sampler import Sampler
 from octavo.types import Request, TokenLogprobs
 from octavo.worker import kv_cache
+from octavo.worker.base import Span
 from octavo.worker.native import NativeNetwork, refuses
 from octavo.worker.slots import Slots
 
@@ -72,6 +73,14 @@ class CPURunner:
     def sample(self, masks: Bitmasks | None = None) -> Callable[[], StepResult]:
         result = self._result(masks or {})
         return lambda: result
+
+    def spans(self) -> list[Span]:
+        return [
+            Span("forward", self, "_forward"),
+            Span("forward", self.model, "logits"),
+            Span("prepare", self.slots, "batch"),
+            Span("prepare", self.backend, "plan"),
+        ]
 
     def close(self) -> None:
         self.caches.clear()

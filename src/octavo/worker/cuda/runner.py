@@ -19,6 +19,7 @@ from octavo.sampling.bitmask import Bitmasks
 from octavo.sampling.sampler import Sampler, describe_fault
 from octavo.types import Request, TokenLogprobs
 from octavo.worker import kv_cache
+from octavo.worker.base import Span
 from octavo.worker.cuda.fixed import fix_products
 from octavo.worker.cuda.graphs import (
     FEW_SEQUENCES,
@@ -177,6 +178,14 @@ class Runner:
             self._sample_mixed(forwarded, masks, parts)
             self.answer = self._answer(step, parts)
         return self.answer
+
+    def spans(self) -> list[Span]:
+        return [
+            Span("forward", self, "_decode"),  # sampling included: it is one graph
+            Span("forward", self, "_forward_mixed"),
+            Span("sample", self, "_sample_mixed"),
+            Span("prepare", self, "_send"),
+        ]
 
     def close(self) -> None:
         self.graphs.graphs.clear()

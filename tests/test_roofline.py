@@ -1,0 +1,227 @@
+"""The roofline block: work by hand, peaks from a file, and parts of a step that add up, tiny and on SmolLM2."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import real_models
+import tiny_models
+from octavo.bench import roofline
+from octavo.bench.roofline import Roofline
+from octavo.config import EngineConfig
+from octavo.core.step import Chunk, Step
+from octavo.engine.engine import Engine
+from octavo.engine.spans import Timer, engine_spans, watched
+from octavo.model_spec import ModelSpec
+from octavo.tools import profile_trace
+from octavo.types import SamplingParams
+from octavo.worker import peaks
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tiny_models.save(tiny_models.oracle(), tmp_path_factory.mktemp("model"))
+    with Engine(
+        EngineConfig.from_keywords(
+            "test",
+            model=str(folder),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=256,
+            kv_cache_memory_bytes="16M",
+            num_threads=1,
+            device="cpu",
+        )
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    """Found before a test has a cache of its own."""
+    return real_models.real_gguf(real_models.SMOLLM2)
+
+
+@pytest.fixture
+def quick_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Peaks in a cache of the test's own, from a measurement that takes no time; counts the measurements."""
+    monkeypatch.setenv("OCTAVO_CACHE_ROOT", str(tmp_path))
+    measured: list[int] = []
+
+    def measure(device: torch.device, dtype: torch.dtype) -> peaks.Peaks:
+        measured.append(1)
+        return peaks.Peaks(peaks.identity(device, dtype), ((1000, 2e9), (10**9, 1e9)), 1e12, "2026-01-01 00:00:00")
+
+    monkeypatch.setattr(peaks, "measure", measure)
+    return measured
+
+
+def run(engine: Engine, num_requests: int, seed: int, max_tokens: int = 8, prompt: int = 20) -> None:
+    for number in range(num_requests):
+        ids = [5 + (seed * 31 + number * 7 + place) % 500 for place in range(prompt)]
+        engine.add(engine.check(ids, SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)))
+    while engine.has_unfinished:
+        engine.step()
+
+
+def test_work_by_hand() -> None:
+    spec = ModelSpec.from_config(tiny_models.config_of(tiny_models.oracle()))
+    # hidden 64, 4 heads and 2 KV heads of 16, MLP 128, 2 layers, 600 words, untied.
+    layer = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128
+    chunks = [Chunk(0, 0, 10), Chunk(1, 4, 1)]  # 10 prompt tokens; one token behind 4 others
+    (work,) = roofline.step_works(spec, Step(chunks=chunks), 4.0, 4.0)
+    assert work.num_tokens == 11
+    assert work.weight_bytes == 4 * (2 * layer + 600 * 64)
+    assert work.cache_bytes == 2 * (2 * 2 * 16 * 4) * ((10 + 10) + (5 + 1))  # layers, a token's K and V, read + written
+    assert work.linear_flops == 2 * (11 * 2 * layer + 2 * 600 * 64)
+    assert work.attention_flops == 2 * (4 * 4 * 16) * (55 + 5)  # pairs: 1 + ... + 10, and 5
+    done = roofline.judged(work, bandwidth=1e9, flops=1e12)
+    assert done.bytes == work.weight_bytes + work.cache_bytes + 4 * 4 * 2 * 600
+    assert done.memory_seconds == pytest.approx(done.bytes / 1e9)
+    assert done.compute_seconds == pytest.approx(done.flops / 1e12)
+
+
+def test_repeated_steps_count_as_often_as_they_run() -> None:
+    spec = ModelSpec.from_config(tiny_models.config_of(tiny_models.oracle()))
+    works = list(roofline.step_works(spec, Step(chunks=[Chunk(0, 9, 1)], repeat=3), 4.0, 4.0))
+    assert [work.num_tokens for work in works] == [1, 1, 1]
+    pair = 2 * 4 * 4 * 16
+    assert [work.attention_flops for work in works] == [pair * 10, pair * 11, pair * 12]
+
+
+def test_the_parts_of_a_step_add_up(engine: Engine, quick_peaks: list[int]) -> None:
+    run(engine, 4, seed=1)
+    watching = Roofline(engine)
+    for seed in (2, 3):
+        with watching:
+            run(engine, 4, seed=seed)
+    run(engine, 4, seed=4)  # not watched
+    found = watching.result()
+    total, kinds = found["total"], found["kinds"]
+    assert found["weight_element_bytes"] == pytest.approx(4.0, rel=0.01)  # the head is padded
+    assert found["cache_element_bytes"] == 4.0
+    assert kinds["prefill"]["tokens"] == 2 * 4 * 20 and kinds["decode"]["tokens"] == 2 * 4 * 7
+    assert total["steps"] == kinds["prefill"]["steps"] + kinds["decode"]["steps"]
+    assert total["seconds"] == pytest.approx(kinds["prefill"]["seconds"] + kinds["decode"]["seconds"])
+    for kind in (total, *kinds.values()):
+        shares = {part["name"]: part["share"] for part in kind["parts"]}
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert sum(part["ms"] for part in kind["parts"]) == pytest.approx(1e3 * kind["seconds"] / kind["steps"])
+        assert shares["not attributed"] < 0.05, shares
+        assert shares["device"] > 0 and shares["sampling"] > 0 and shares["plan"] > 0
+    assert total["bytes_per_second"] == pytest.approx(total["bytes"] / total["seconds"])
+    assert len(quick_peaks) == 1
+
+
+def test_nothing_of_the_watching_stays(engine: Engine) -> None:
+    spans = engine_spans(engine)
+    before = [vars(span.owner).get(span.method) for span in spans]
+    with watched(spans, Timer().around):
+        assert all(span.method in vars(span.owner) for span in spans)
+    assert [vars(span.owner).get(span.method) for span in spans] == before
+    with pytest.raises(ZeroDivisionError), watched(spans, Timer().around):
+        _ = 1 / 0
+    assert [vars(span.owner).get(span.method) for span in spans] == before
+
+
+def test_the_timer_counts_nothing_twice() -> None:
+    timer = Timer()
+    with timer.around("step"):
+        time.sleep(0.01)
+        with timer.around("prepare"):
+            with timer.around("forward"):
+                time.sleep(0.03)
+            time.sleep(0.02)
+    (found,) = timer.steps
+    assert found["step"] >= 0.01 and found["prepare"] >= 0.02 and found["forward"] >= 0.03
+    assert sum(found.values()) < 0.03 + 0.02 + 0.01 + 0.03 and found["prepare"] < found["forward"]
+
+
+def test_peaks_are_measured_once(quick_peaks: list[int], tmp_path: Path) -> None:
+    first = peaks.peaks(CPU, torch.float32)
+    assert peaks.peaks(CPU, torch.float32) == first and len(quick_peaks) == 1
+    assert first.bandwidth(500) == 2e9 and first.bandwidth(5000) == 1e9 and first.bandwidth(1e12) == 1e9
+    peaks.peaks(CPU, torch.bfloat16)  # another type, another file
+    assert len(quick_peaks) == 2
+    peaks.peaks(CPU, torch.float32, again=True)
+    assert len(quick_peaks) == 3 and len(list((tmp_path / "machines").iterdir())) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"flops": "many"}', "other machine", "no bandwidth"])
+def test_a_broken_file_of_peaks_is_measured_again(quick_peaks: list[int], tmp_path: Path, content: str) -> None:
+    first = peaks.peaks(CPU, torch.float32)
+    (path,) = (tmp_path / "machines").iterdir()
+    whole = json.loads(path.read_text())
+    if content == "other machine":
+        content = json.dumps(whole | {"machine": whole["machine"] | {"torch": "0.1"}})
+    elif content == "no bandwidth":
+        content = json.dumps(whole | {"bandwidths": []})
+    path.write_text(content)
+    assert peaks.peaks(CPU, torch.float32) == first and len(quick_peaks) == 2
+    assert json.loads(path.read_text()) == whole
+    assert peaks.peaks(CPU, torch.float32) == first and len(quick_peaks) == 2
+
+
+def test_the_measurement_itself() -> None:
+    found = peaks.measure(CPU, torch.float32)
+    assert [size for size, _ in found.bandwidths] == sorted(size for size, _ in found.bandwidths)
+    assert all(1e8 < rate < 1e13 for _, rate in found.bandwidths) and 1e8 < found.flops < 1e15
+
+
+def test_where_time_goes_beside_a_device() -> None:
+    """A made-up trace of a GPU: kernels for 60 of 100 microseconds, the rest is the host's."""
+
+    def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+        return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+    trace = profile_trace.digest(
+        [
+            event("user_annotation", "step", 0, 100),
+            event("user_annotation", "plan", 0, 10),
+            event("user_annotation", "prepare", 10, 40),
+            event("user_annotation", "forward", 20, 30),
+            event("cuda_runtime", "cudaGraphLaunch", 22, 4, correlation=7),
+            event("user_annotation", "sample", 50, 10),
+            event("cuda_runtime", "cudaLaunchKernel", 51, 4, correlation=8),
+            event("user_annotation", "wait", 60, 30),
+            event("kernel", "gemm", 25, 35, tid=9, correlation=7),  # until 60
+            event("kernel", "ncclAllReduce", 62, 10, tid=9, correlation=7),
+            event("kernel", "argmax", 72, 15, tid=9, correlation=8),  # until 87
+            event("kernel", "argmax", 80, 5, tid=10, correlation=8),  # on a second stream, at the same time
+        ]
+    )
+    found = {name: round(1e6 * seconds, 3) for name, seconds in profile_trace.device_shares(trace).items()}
+    assert found == {
+        "plan": 10,
+        "prepare": 10,
+        "launch gaps": 5,  # 20 to 25
+        "device": 35,
+        "communication": 10,
+        "sampling": 15,
+        "wait": 2 + 3,
+        "step": 10,
+    }
+    rows = {(row.part, row.name): row for row in trace.rows if row.on_device}
+    assert rows["sample", "argmax"].calls == 2 and rows["forward", "gemm"].seconds == pytest.approx(35e-6)
+
+
+@pytest.mark.real_model
+def test_smollm2(smollm2: Path, quick_peaks: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"num_threads": 1, "max_model_len": 512, "kv_cache_memory_bytes": "64M", "device": "cpu"}
+    with Engine(EngineConfig.from_keywords("test", model=str(smollm2), **options)) as engine:
+        run(engine, 2, seed=1, max_tokens=2)
+        with Roofline(engine) as watching:
+            run(engine, 2, seed=2, prompt=40)
+        found = watching.result()
+    parts = {part["name"]: part["share"] for part in found["total"]["parts"]}
+    assert parts["not attributed"] < 0.05 and parts["device"] > 0.5, parts
+    assert found["kinds"]["decode"]["bytes"] / found["kinds"]["decode"]["steps"] > 100e6
+    roofline.show(found)
+    printed = capsys.readouterr().out
+    assert "Reached of the limit" in printed and "host: plan" in printed
