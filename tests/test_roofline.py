@@ -10,14 +10,13 @@ import torch
 
 import real_models
 import tiny_models
-from octavo.bench import roofline
+from octavo.bench import profile_trace, roofline
 from octavo.bench.roofline import Roofline
 from octavo.config import EngineConfig
 from octavo.core.step import Chunk, Step
 from octavo.engine.engine import Engine
 from octavo.engine.spans import Timer, engine_spans, watched
 from octavo.model_spec import ModelSpec
-from octavo.tools import profile_trace
 from octavo.types import SamplingParams
 from octavo.worker import peaks
 

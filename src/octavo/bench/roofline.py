@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from octavo.bench.profile_trace import device_shares, read
 from octavo.bench.results import WIDTH
 from octavo.core.cost import Work, step_work
 from octavo.core.events import Committed, Event, Planned
@@ -18,7 +19,6 @@ from octavo.engine.profile import Profile
 from octavo.engine.spans import Timer, engine_spans, watched
 from octavo.layers.linear import Linear
 from octavo.model_spec import ModelSpec
-from octavo.tools.profile_trace import device_shares, read
 from octavo.worker.peaks import peaks
 
 GROUPS = {"forward": "device", "sample": "sampling", "step": "not attributed"}
