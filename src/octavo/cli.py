@@ -34,6 +34,7 @@ bench = App(name="bench", help="Measure a model or a running server.", print_err
 bench.command("octavo.bench.serve:serve", help="Load a running server: TTFT, TPOT, ITL, goodput.")
 bench.command("octavo.bench.latency:latency", help="Time to first token and per token of one batch.")
 bench.command("octavo.bench.throughput:throughput", help="Requests and tokens per second of many prompts.")
+bench.command("octavo.bench.report:report", help="One HTML page of the JSON results of these commands.")
 bench.command("octavo.bench.machine:machine", help="What this machine reaches: bytes/s and FLOP/s.")
 app.command(bench)
 app.command("octavo.tools.generate:generate", help="Complete a prompt, or answer it as a chat message.")

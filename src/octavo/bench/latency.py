@@ -4,7 +4,7 @@ import math
 from contextlib import nullcontext
 from pathlib import Path
 
-from octavo.bench import offline, results, roofline
+from octavo.bench import offline, report, results, roofline
 from octavo.bench.measures import percentile, spread
 from octavo.bench.workload import Workload, items
 from octavo.config import EngineConfig
@@ -27,6 +27,7 @@ def latency(
     num_prompts: int | None = None,
     disable_detokenize: bool = False,
     output_json: Path | None = None,
+    output_html: Path | None = None,
     config: EngineConfig,
 ) -> None:
     """Time to first token, time per output token and latency of a batch, in this process.
@@ -55,6 +56,8 @@ def latency(
         Leave tokens as ids.
     output_json
         File for the result.
+    output_html
+        File for the result as one page with figures, which needs no network and no other file.
     """
     for name, value in (("input_len", input_len), ("output_len", output_len), ("batch_size", batch_size), ("n", n)):
         if value < 1:
@@ -125,3 +128,5 @@ def latency(
     roofline.show(limits)
     if output_json:
         results.write_json(output_json, result)
+    if output_html:
+        report.write(output_html, result | {"requests": offline.requests(measured)})

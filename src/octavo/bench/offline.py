@@ -19,10 +19,11 @@ LOWEST_ID = 16  # special tokens mostly stand below
 
 @dataclass(slots=True)
 class Timing:
-    """One request: seconds after the batch was given, and tokens."""
+    """One request: seconds after the batch was given, and tokens. `times` are those of each step that brought some."""
 
     first: float = 0.0
     end: float = 0.0
+    times: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     output_tokens: int = 0
 
@@ -79,6 +80,8 @@ def run(engine: Engine, items: Sequence[Item], *, detokenize: bool = True, n: in
                 if not timing.first and timing.output_tokens:
                     timing.first = now
                 timing.end = now
+                if output.outputs and (not timing.times or timing.times[-1] != now):
+                    timing.times.append(now)
                 for sample in output.outputs:
                     if sample.finish_reason == FinishReason.ERROR:
                         raise OctavoError(f"A request failed: {sample.stop_reason}.")
@@ -88,6 +91,24 @@ def run(engine: Engine, items: Sequence[Item], *, detokenize: bool = True, n: in
         engine.clear()
         raise
     return Batch(tokenization, time.perf_counter() - begin, list(timings.values()))
+
+
+def requests(batches: Sequence[Batch]) -> dict[str, Any]:
+    """Times of every request for a report, in seconds, batches one after another; keys are those of `bench serve`."""
+    found: dict[str, list[Any]] = {
+        name: [] for name in ("start_times", "ttfts", "latencies", "itls", "input_lens", "output_lens")
+    }
+    begin = 0.0
+    for batch in batches:
+        for timing in batch.timings:
+            found["start_times"].append(begin)
+            found["ttfts"].append(timing.first)
+            found["latencies"].append(timing.end)
+            found["itls"].append([b - a for a, b in zip(timing.times, timing.times[1:], strict=False)])
+            found["input_lens"].append(timing.prompt_tokens)
+            found["output_lens"].append(timing.output_tokens)
+        begin += batch.seconds
+    return found
 
 
 def highest_id(engine: Engine) -> int:

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import platform
+import shlex
+import sys
 import time
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +16,7 @@ from octavo.errors import InvalidConfig
 from octavo.version import __version__
 
 WIDTH = 50
+SECRETS = ("--api-key", "--admin-api-key", "--header")
 
 
 def row(label: str, value: Any) -> None:
@@ -28,7 +31,19 @@ def environment() -> dict[str, Any]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return {"versions": found, "platform": platform.platform(), "processor": _processor(), "cores": os.cpu_count()}
+    machine = {"platform": platform.platform(), "processor": _processor(), "cores": os.cpu_count()}
+    return {"versions": found, **machine, "command": command_line(sys.argv)}
+
+
+def command_line(words: list[str]) -> str:
+    """As it was typed, without what is secret."""
+    shown, hidden = [], False
+    for word in ["octavo", *words[1:]]:
+        name, equals, _ = word.partition("=")
+        secret = name.replace("_", "-") in SECRETS
+        shown.append("..." if hidden else f"{name}=..." if secret and equals else word)
+        hidden = secret and not equals
+    return shlex.join(shown)
 
 
 def _processor() -> str:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 from tqdm import tqdm
 
-from octavo.bench import client, results
+from octavo.bench import client, report, results
 from octavo.bench.arrivals import arrivals, ramp
 from octavo.bench.measures import DEFINITIONS, TITLES, is_good, objectives, summary
 from octavo.bench.self_check import check
@@ -147,6 +147,7 @@ def serve(
     result_dir: Path = Path("."),
     result_filename: str | None = None,
     append_result: bool = False,
+    output_html: Path | None = None,
     json_lines: Annotated[Path | None, Parameter(name="--json")] = None,
     label: str = "",
     metadata: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative_iterable=())] = (),
@@ -181,6 +182,8 @@ def serve(
         Its name; label, rate, model and date when not given.
     append_result
         Add to the file, a line a run.
+    output_html
+        File for the result as one page with figures, which needs no network and no other file.
     json_lines
         Also add the result as a line to this file.
     label
@@ -210,6 +213,8 @@ def serve(
         results.write_json(result_dir / (result_filename or name), result, append=append_result)
     if json_lines:
         results.write_json(json_lines, result, append=True)
+    if output_html:
+        report.write(output_html, result | _details(run.answers))
     if result["failed"]:
         sys.exit(1)
 

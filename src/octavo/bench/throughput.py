@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from octavo.bench import offline, results, roofline
+from octavo.bench import offline, report, results, roofline
 from octavo.bench.serve import WORKLOAD
 from octavo.bench.workload import Workload, items
 from octavo.config import EngineConfig
@@ -21,6 +21,7 @@ def throughput(
     num_warmups: int = 0,
     disable_detokenize: bool = False,
     output_json: Path | None = None,
+    output_html: Path | None = None,
     config: EngineConfig,
     work: Workload,
 ) -> None:
@@ -38,6 +39,8 @@ def throughput(
         Leave tokens as ids.
     output_json
         File for the result.
+    output_html
+        File for the result as one page with figures, which needs no network and no other file.
     """
     if n < 1 or num_warmups < 0:
         raise InvalidConfig(f"n={n} and num_warmups={num_warmups} are not allowed: from 1, and from 0.")
@@ -71,24 +74,26 @@ def throughput(
     print(f"Total num prompt tokens: {batch.prompt_tokens}")
     print(f"Total num output tokens: {batch.output_tokens}")
     roofline.show(limits)
+    result = {
+        "elapsed_time": seconds,
+        "tokenization_time": batch.tokenization,
+        "num_requests": len(found),
+        "total_num_tokens": total,
+        "total_prompt_tokens": batch.prompt_tokens,
+        "total_output_tokens": batch.output_tokens,
+        "requests_per_second": len(found) / seconds,
+        "tokens_per_second": total / seconds,
+        "output_tokens_per_second": batch.output_tokens / seconds,
+        "input_lens": [timing.prompt_tokens for timing in batch.timings],
+        "output_lens": [timing.output_tokens for timing in batch.timings],
+        "date": results.now(),
+        "model_id": config.model.model,
+        "prefix_cache": "empty at the start",
+        "configuration": settings | {"workload": asdict(work)},
+        "roofline": limits,
+        **results.environment(),
+    }
     if output_json:
-        result = {
-            "elapsed_time": seconds,
-            "tokenization_time": batch.tokenization,
-            "num_requests": len(found),
-            "total_num_tokens": total,
-            "total_prompt_tokens": batch.prompt_tokens,
-            "total_output_tokens": batch.output_tokens,
-            "requests_per_second": len(found) / seconds,
-            "tokens_per_second": total / seconds,
-            "output_tokens_per_second": batch.output_tokens / seconds,
-            "input_lens": [timing.prompt_tokens for timing in batch.timings],
-            "output_lens": [timing.output_tokens for timing in batch.timings],
-            "date": results.now(),
-            "model_id": config.model.model,
-            "prefix_cache": "empty at the start",
-            "configuration": settings | {"workload": asdict(work)},
-            "roofline": limits,
-            **results.environment(),
-        }
         results.write_json(output_json, result)
+    if output_html:
+        report.write(output_html, result | {"requests": offline.requests([batch])})
