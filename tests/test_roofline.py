@@ -210,6 +210,21 @@ def test_where_time_goes_beside_a_device() -> None:
     assert rows["sample", "argmax"].calls == 2 and rows["forward", "gemm"].seconds == pytest.approx(35e-6)
 
 
+def test_the_way_of_a_gpu(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU would go through, with this CPU as the device: steps by their commit, shares from a profile."""
+    gpu = peaks.Peaks({"name": "A GPU", "dtype": "float32"}, ((1, 1e12),), 1e14, "2026-01-01 00:00:00")
+    monkeypatch.setattr(roofline, "choose_device", lambda config: torch.device("cuda"))
+    monkeypatch.setattr(roofline, "peaks", lambda device, dtype: gpu)
+    with Roofline(engine) as watching:
+        run(engine, 4, seed=5)
+    found = watching.result(lambda: run(engine, 2, seed=6))
+    assert found["parts_from"] == "a profile of a shorter run" and not found["kinds"]["decode"]["parts"]
+    shares = {part["name"]: part["share"] for part in found["total"]["parts"]}
+    assert sum(shares.values()) == pytest.approx(1.0) and shares["launch gaps"] > 0.2  # no kernel ran
+    assert found["kinds"]["prefill"]["tokens"] == 4 * 20 and found["kinds"]["decode"]["tokens"] == 4 * 7
+    roofline.show(found)
+
+
 @pytest.mark.real_model
 def test_smollm2(smollm2: Path, quick_peaks: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     options = {"num_threads": 1, "max_model_len": 512, "kv_cache_memory_bytes": "64M", "device": "cpu"}

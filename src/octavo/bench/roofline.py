@@ -20,6 +20,7 @@ from octavo.engine.spans import Timer, engine_spans, watched
 from octavo.layers.linear import Linear
 from octavo.model_spec import ModelSpec
 from octavo.worker.peaks import peaks
+from octavo.worker.start import choose_device
 
 GROUPS = {"forward": "device", "sample": "sampling", "step": "not attributed"}
 """Parts by what a report calls them; the others are the host's."""
@@ -80,7 +81,7 @@ class Roofline:
         self.engine, self.timer = engine, Timer()
         runner: Any = getattr(engine.loop.executor, "runner", None)
         model = getattr(runner, "model", None)
-        self.device = torch.device("cuda" if getattr(runner, "device", None) is not None else "cpu")
+        self.device = choose_device(engine.config)
         dtype = model.spec.dtype if model is not None else engine.spec.dtype
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.weight_bytes = element_bytes(model) if model is not None else float(self.dtype.itemsize)

@@ -206,6 +206,10 @@ def serve(
     results.show_serving(result, metrics, percents)
     if (result.get("self_check") or {}).get("faults"):
         print(f"Take these figures with care: {_why(result)}")
+    if any(
+        model.get("owned_by") == "octavo" for model in result["server"].get("models") or () if isinstance(model, dict)
+    ):
+        print("How far this is from the limit of the server's machine: octavo bench throughput, there, says it.")
     if save_result or result_filename:
         concurrency = f"-concurrency{pressure.max_concurrency}" if pressure.max_concurrency else ""
         model = str(result["model_id"]).rsplit("/", 1)[-1]
