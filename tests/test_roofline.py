@@ -1,6 +1,7 @@
 """The roofline block: work by hand, peaks from a file, and parts of a step that add up, tiny and on SmolLM2."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 import real_models
 import tiny_models
+from octavo import cli
 from octavo.bench import profile_trace, roofline
 from octavo.bench.roofline import Roofline
 from octavo.config import EngineConfig
@@ -19,6 +21,8 @@ from octavo.engine.spans import Timer, engine_spans, watched
 from octavo.model_spec import ModelSpec
 from octavo.types import SamplingParams
 from octavo.worker import peaks
+
+pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application")
 
 CPU = torch.device("cpu")
 
@@ -171,6 +175,26 @@ def test_the_measurement_itself() -> None:
     found = peaks.measure(CPU, torch.float32)
     assert [size for size, _ in found.bandwidths] == sorted(size for size, _ in found.bandwidths)
     assert all(1e8 < rate < 1e13 for _, rate in found.bandwidths) and 1e8 < found.flops < 1e15
+
+
+def test_the_command_measures_again(
+    quick_peaks: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def bench(*words: str) -> Any:
+        monkeypatch.setattr(sys, "argv", ["octavo", "bench", "machine", "--device", "cpu", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code
+
+    threads = torch.get_num_threads()
+    for count in (1, 2):
+        words = ("--num-threads", "1", "--dtype", "float32", "--output-json", str(tmp_path / "r.json"))
+        assert not bench(*words) and len(quick_peaks) == count
+    torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert "1 thread," in printed and "GFLOP/s" in printed and "float32" in printed
+    assert json.loads((tmp_path / "r.json").read_text())["flops"] == 1e12
+    assert "num_threads=0 is not allowed" in str(bench("--num-threads", "0"))
 
 
 def test_where_time_goes_beside_a_device() -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 
 from octavo.bench import results
+from octavo.bench.roofline import threads_of
 from octavo.errors import InvalidConfig
 from octavo.worker import machine as here
 from octavo.worker.peaks import peaks
@@ -44,8 +45,7 @@ def machine(
     usual = torch.bfloat16 if chosen.type == "cuda" else here.fast_dtype()
     kind = usual if dtype == "auto" else here.choose_dtype(dtype, None)
     found = peaks(chosen, kind, again=True)
-    threads = f", {found.machine['threads']} threads" if "threads" in found.machine else ""
-    print(f"{found.machine['name']}{threads}, torch {found.machine['torch']}")
+    print(f"{found.machine['name']}{threads_of(found.machine)}, torch {found.machine['torch']}")
     for size, rate in found.bandwidths:
         print(f"Reading {size >> 20:>5,} MiB again and again: {rate / 1e9:10,.1f} GB/s")
     print(f"Products in {found.machine['dtype'] + ':':<25} {found.flops / 1e9:10,.0f} GFLOP/s")

@@ -160,8 +160,10 @@ def element_bytes(model: torch.nn.Module) -> float:
     for module in model.modules():
         if isinstance(module, Linear):
             tensors = [*module.parameters(recurse=False), *(v for v in vars(module).values() if torch.is_tensor(v))]
-            stored += sum(tensor.nbytes for tensor in tensors if tensor.dim() > 1)
-            count += module.in_features * module.out_features
+            size = sum(tensor.nbytes for tensor in tensors if tensor.dim() > 1)
+            if size:  # else somebody else keeps it
+                stored += size
+                count += module.in_features * module.out_features
     return stored / count
 
 
@@ -193,10 +195,10 @@ def judged(work: Work, bandwidth: float, flops: float) -> Done:
 def show(result: dict[str, Any]) -> None:
     """The block under a benchmark's figures."""
     machine, kinds = result["machine"], result["kinds"]
-    threads = f", {machine['threads']} thread{'s' * (machine['threads'] != 1)}" if "threads" in machine else ""
     print(f"{' Roofline ':=^{WIDTH}}")
     print(
-        f"{machine['name']}{threads}, {machine['dtype']}: reads {result['bandwidth'] / 1e9:,.1f} GB/s, computes "
+        f"{machine['name']}{threads_of(machine)}, {machine['dtype']}: "
+        f"reads {result['bandwidth'] / 1e9:,.1f} GB/s, computes "
         f"{result['flops'] / 1e9:,.0f} GFLOP/s (measured {machine['measured_at']})"
     )
     columns = list(kinds.items())
@@ -218,6 +220,11 @@ def show(result: dict[str, Any]) -> None:
         cells = "".join(f"{part['ms']:>11.3f} ms {part['share']:>6.1%}" for part in lines)
         print(f"{label_of(lines[0]['name']):<26}{cells}")
     print("=" * WIDTH)
+
+
+def threads_of(machine: dict[str, Any]) -> str:
+    count = machine.get("threads")
+    return f", {count} thread{'s' * (count != 1)}" if count else ""
 
 
 def label_of(name: str) -> str:

@@ -21,10 +21,11 @@ logger = logging.getLogger("octavo")
 VERSION = 1  # of the measurement; another one is measured again
 MIB = 1 << 20
 CPU_SIZES = (8 * MIB, 64 * MIB, 512 * MIB)  # what caches hold is read faster, and small models lie in them
-GPU_SIZES = (2048 * MIB,)
+GPU_SIZES = (512 * MIB,)
 CPU_ROWS, GPU_ROWS = (512, 1024, 2048), (4096, 8192)
 TRIES = 5
 COLUMNS = 1024
+GPU_CALLS = 20  # between two looks at the clock, so that launching and waiting do not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,47 +75,42 @@ def measure(device: torch.device, dtype: torch.dtype) -> Peaks:
     the compute type, 2 n^3 operations.
     """
     logger.info("Measuring what this machine reaches, once ...")
-    on_gpu = device.type == "cuda"
-    room = available_memory() // 4 if not on_gpu else max(GPU_SIZES)
-    bandwidths = tuple(
-        (size, _read_rate(size, device)) for size in (GPU_SIZES if on_gpu else CPU_SIZES) if size <= max(room, 8 * MIB)
-    )
-    flops = max(_product_rate(rows, device, dtype) for rows in (GPU_ROWS if on_gpu else CPU_ROWS))
+    sizes, rows = (GPU_SIZES, GPU_ROWS) if device.type == "cuda" else (CPU_SIZES, CPU_ROWS)
+    room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else available_memory() // 4
+    bandwidths = tuple((size, _read_rate(size, device)) for size in sizes if size == sizes[0] or size <= room)
+    fitting = [count for count in rows if count == rows[0] or 3 * count**2 * dtype.itemsize <= room]
+    flops = max(_product_rate(count, device, dtype) for count in fitting)
     return Peaks(identity(device, dtype), bandwidths, flops, time.strftime("%Y-%m-%d %H:%M:%S"))
 
 
 @torch.inference_mode()
 def _read_rate(size: int, device: torch.device) -> float:
-    if device.type == "cuda":  # a copy: half of the bytes are read
+    if device.type == "cuda":  # a copy: half of the bytes are read, half are written
         source = torch.zeros(size // 2, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        return size / _seconds(lambda: target.copy_(source), device)
+        return size / _seconds(lambda: target.copy_(source), device, GPU_CALLS)
     matrix = torch.zeros(size // 4 // COLUMNS, COLUMNS)
     vector, out = torch.zeros(COLUMNS), torch.empty(matrix.shape[0])
-    repeat = max(1, 64 * MIB // size)  # so that starting a call does not count
-
-    def read() -> None:
-        for _ in range(repeat):
-            torch.mv(matrix, vector, out=out)
-
-    return repeat * size / _seconds(read, device)
+    return size / _seconds(lambda: torch.mv(matrix, vector, out=out), device, max(1, 64 * MIB // size))
 
 
 @torch.inference_mode()
 def _product_rate(rows: int, device: torch.device, dtype: torch.dtype) -> float:
     left, right = (torch.rand(rows, rows, device=device).to(dtype) for _ in range(2))
-    return float(2 * rows**3 / _seconds(lambda: torch.nn.functional.linear(left, right), device))
+    calls = GPU_CALLS if device.type == "cuda" else 1
+    return 2 * rows**3 / _seconds(lambda: torch.nn.functional.linear(left, right), device, calls)
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of the fastest call."""
+def _seconds(call: Callable[[], object], device: torch.device, calls: int) -> float:
+    """Of one call, in the fastest of several rounds of so many calls."""
     found = []
     for _ in range(1 + TRIES):
         begin = time.perf_counter()
-        call()
+        for _ in range(calls):
+            call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - begin)
+        found.append((time.perf_counter() - begin) / calls)
     return min(found[1:])
 
 
