@@ -270,7 +270,8 @@ def test_percentiles_from_requests_are_those_of_the_table() -> None:
 def test_a_failed_request_is_in_no_figure() -> None:
     found = serving()
     found["ttfts"][3] = found["latencies"][3] = None
-    assert len(report_figures.raw_of(found)["rows"]) == 39
+    raw = report_figures.raw_of(found)
+    assert len(raw["rows"]) == 39 and len(raw["itl"]) == 39 * 4
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

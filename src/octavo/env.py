@@ -72,6 +72,11 @@ def hub_cache() -> Path:
     return (Path(base).expanduser() if base else _home() / ".cache") / "huggingface" / "hub"
 
 
+def quiet_profiler() -> None:
+    """PyTorch's profiler writes two lines to standard error whenever it starts and stops; not below this level."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+
 def for_child(path: Iterable[str]) -> dict[str, str]:
     """The environment for a Python process that shall find the same modules at `path`, an interpreter's `sys.path`."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in path)}

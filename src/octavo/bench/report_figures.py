@@ -14,7 +14,7 @@ THROUGHPUTS = ("output_throughput", "total_token_throughput", "tokens_per_second
 
 
 def raw_of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Milliseconds of every request, where a result has them: ttft, tpot, itl, e2el, and `rows` in seconds."""
+    """Milliseconds of every request, where a result has them, in order: ttft, tpot, itl, e2el; `rows` in seconds."""
     found = result.get("requests") if isinstance(result.get("requests"), dict) else result
     if not isinstance(found, Mapping) or "start_times" not in found:
         return {}
@@ -24,10 +24,15 @@ def raw_of(result: Mapping[str, Any]) -> dict[str, Any]:
     rows = [row for row in zip(*columns, queued, tokens, strict=False) if row[1] is not None and row[2] is not None]
     return {
         "rows": sorted(rows),
-        "ttft": [1e3 * row[1] for row in rows],
-        "e2el": [1e3 * row[2] for row in rows],
-        "tpot": [1e3 * (row[2] - row[1]) / (row[4] - 1) for row in rows if row[4] > 1],
-        "itl": [1e3 * gap for gaps in found.get("itls") or () for gap in gaps],
+        "ttft": sorted(1e3 * row[1] for row in rows),
+        "e2el": sorted(1e3 * row[2] for row in rows),
+        "tpot": sorted(1e3 * (row[2] - row[1]) / (row[4] - 1) for row in rows if row[4] > 1),
+        "itl": sorted(
+            1e3 * gap
+            for gaps, whole in zip(found.get("itls") or (), columns[2], strict=False)
+            if whole is not None  # a request that failed is in no figure
+            for gap in gaps
+        ),
     }
 
 

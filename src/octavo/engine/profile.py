@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from octavo import env
 from octavo.engine.spans import watched
 from octavo.errors import InvalidConfig, InvalidRequest
 from octavo.worker.base import Span
@@ -41,6 +42,7 @@ class Profile:
         except OSError as error:
             raise InvalidConfig(f"Profiles cannot be written to {self.folder}: {error}.") from None
         self.num_steps = 0
+        env.quiet_profiler()
         self._profiler = torch.profiler.profile()
         self._profiler.start()
         self._recording = True
