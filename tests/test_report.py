@@ -1,6 +1,7 @@
 """The HTML report opens offline without a word, shows the figures of the JSON, and nothing in them becomes markup."""
 
 import html
+import itertools
 import json
 import re
 import shutil
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import tiny_models
 from octavo import cli
 from octavo.bench import charts, report, report_figures, results
 from octavo.bench.client import Answer
+from octavo.bench.echo import EchoServer, even
 from octavo.bench.measures import percentile, summary
 from octavo.bench.serve import _details
 from octavo.errors import InvalidConfig
@@ -208,6 +211,46 @@ def test_nothing_becomes_markup(opened: Any) -> None:
     page = opened(found)
     assert page.locator("script, img").count() == 0 and page.title() == f"octavo bench serve: {hostile}"
     assert hostile in page.text_content(".warning")
+
+
+@in_browser
+@pytest.mark.parametrize("command", ["latency", "throughput", "serve"])
+def test_a_command_writes_its_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """The page of a run has the figures of the JSON of that run, roofline included where it was in this process."""
+    to = ["--output-html", str(tmp_path / "r.html")]
+    if command == "serve":
+        to += ["--result-filename", str(tmp_path / "r.json"), "--self-check", "off", "--clients", "1"]
+        with EchoServer(even(0.02, 0.01, 4)) as server:
+            found = run_bench(monkeypatch, "serve", "--port", str(server.port), "--num-prompts", "3", *to)
+    else:
+        folder = tiny_models.save(tiny_models.oracle(), tmp_path)
+        tiny = ["--dtype=float32", "--max-model-len=256", "--kv-cache-memory-bytes=16M", "--num-threads=1"]
+        size = ["--num-prompts", "4", "--input-len", "9", "--output-len", "5", "--skip-tokenizer-init", "--device=cpu"]
+        found = run_bench(
+            monkeypatch, command, str(folder), *tiny, *size, "--output-json", str(tmp_path / "r.json"), *to
+        )
+    page = browser.new_page()
+    page.goto((tmp_path / "r.html").as_uri())
+    titles = page.locator("figcaption").all_text_contents()
+    assert titles[:4] == ["Requests over time", "Percentiles", "Time between tokens", "Time to first token"]
+    keys = {"latency": "mean_ttft_ms", "throughput": "output_tokens_per_second", "serve": "request_throughput"}
+    assert cell(page, keys[command]) == f"{found[keys[command]]:,.2f}"
+    assert cell(page, "command") == found["command"] and found["command"].startswith(f"octavo bench {command} ")
+    if command != "serve":
+        assert titles[-2:] == ["How far from the limit", "Where a step went"]
+        reached = [f"{kind['achieved_share']:.1%}" for kind in found["roofline"]["kinds"].values()]
+        assert "\t".join(["Reached of the limit", *reached]) in page.inner_text("body")
+    page.close()
+
+
+def run_bench(monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, Any]:
+    """The JSON that a command wrote."""
+    monkeypatch.setattr(sys, "argv", ["octavo", "bench", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    place = next(word for before, word in itertools.pairwise(words) if before in ("--output-json", "--result-filename"))
+    return report.read(Path(place))[0]
 
 
 def test_the_page_is_one_file() -> None:
