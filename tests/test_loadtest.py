@@ -47,7 +47,7 @@ def locust(server: ServerProcess, key: str, *users: str, seconds: int) -> tuple[
 
 
 def test_users_of_every_kind(server: ServerProcess) -> None:
-    status, rows = locust(server, KEY, seconds=4)
+    status, rows = locust(server, KEY, seconds=5)
     assert status == 0, rows
     whole = ("POST", "/v1/chat/completions (streamed)")
     first, each = rows["TTFT", whole[1]], rows["TPOT", whole[1]]

