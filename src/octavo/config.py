@@ -47,6 +47,10 @@ class ModelConfig:
     """Most logprobs a request may ask for; -1 lifts the limit."""
     logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
     """Logprobs of the model's own distribution (raw), or after temperature, penalties and filters (processed)."""
+    tool_call_parser: str | None = None
+    """How the model writes calls of tools, where its chat template does not tell (docs/tools.md); none: not at all."""
+    reasoning_parser: str | None = None
+    """How the model marks thoughts, where its chat template does not tell (docs/reasoning.md); none: not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +318,7 @@ ENGINE_ELSEWHERE = {
     "jit_monitor_mode": Elsewhere("a compilation while serving is always logged", (None, "warn")),
     "performance_mode": Elsewhere("there is one mode", (None,)),
     "optimization_level": Elsewhere("there is one level", (None, 0, 1, 2, 3)),
-    "reasoning_parser": Elsewhere("the text comes as the model writes it", (None, "")),
-    "tool_call_parser": Elsewhere("the text comes as the model writes it", (None, "")),
-    "enable_auto_tool_choice": Elsewhere("the text comes as the model writes it"),
+    "enable_auto_tool_choice": Elsewhere("calls are looked for whenever a request has tools", (None, False, True)),
     "chat_template": Elsewhere("give it to LLM.chat", (None,)),
     "chat_template_content_format": Elsewhere("it is found by trying the template", (None, "auto")),
     "runner": Elsewhere("models generate text", (None, "auto", "generate")),

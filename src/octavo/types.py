@@ -55,7 +55,6 @@ SAMPLING_ELSEWHERE = {
     "prompt_logprob_token_ids_start": Elsewhere(_LATER, (None, 0)),
     "flat_logprobs": Elsewhere("logprobs are dictionaries here"),
     "stream_interval": Elsewhere("every step is reported", (None, 1)),
-    "thinking_token_budget": Elsewhere(_LATER, (None, -1)),
     "repetition_detection": Elsewhere(_LATER),
     "truncate_prompt_tokens": Elsewhere("truncate the token ids before sending them"),
     "truncation_side": Elsewhere("truncate the token ids before sending them", (None, "left", "right")),
@@ -102,6 +101,10 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     skip_reading_prefix_cache: bool | None = False
+    thinking_token_budget: int | None = None
+    """Most tokens of a thought, which is then ended as the model would have ended it; -1 is no limit."""
+    shown_token_ids: tuple[int, ...] = ()
+    """Special tokens that stay in the text though the others are skipped: they mark calls and thoughts."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -143,6 +146,9 @@ class SamplingParams:
             self._set(max_tokens=_integer("max_tokens", self.max_tokens, 1))
             if self.min_tokens > self.max_tokens:
                 raise _refuse("min_tokens", self.min_tokens, f"0 to max_tokens={self.max_tokens}")
+        if self.thinking_token_budget is not None:
+            budget = _integer("thinking_token_budget", self.thinking_token_budget, -1)
+            self._set(thinking_token_budget=None if budget == -1 else budget)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if isinstance(value, bool):
@@ -167,7 +173,8 @@ class SamplingParams:
             self._set(**{name: words})
         if self.stop and not self.detokenize:
             raise _refuse("stop", self.stop, "none with detokenize=False (stop strings are looked for in the text)")
-        self._set(stop_token_ids=_token_ids("stop_token_ids", self.stop_token_ids))
+        for name in ("stop_token_ids", "shown_token_ids"):
+            self._set(**{name: _token_ids(name, getattr(self, name))})
         if self.allowed_token_ids is not None:
             ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not ids:
@@ -230,6 +237,22 @@ def _logit_bias(bias: object) -> dict[int, float]:
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a request's thought is marked, as token ids.
+
+    `forced` ends a thought that takes longer than `budget` tokens; it ends with `end`. `opened`: the prompt ends
+    inside a thought. `closed`: it ends behind one, so that none follows.
+    """
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    forced: tuple[int, ...]
+    opened: bool = False
+    closed: bool = False
+    budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate, checked and resolved by `engine/inputs.py`; n > 1 becomes n of these.
 
@@ -247,6 +270,7 @@ class Request:
     priority: int = 0
     namespace: str = ""
     tenant: str = ""
+    thinking: Thinking | None = None  # where something depends on it
 
     @property
     def stop_token_ids(self) -> frozenset[int]:

@@ -18,7 +18,9 @@ from octavo.engine.outputs import Answer, Sample
 from octavo.engine.protocol import EngineInfo
 from octavo.errors import EngineDead, InvalidRequest, OctavoError, Overloaded, ShuttingDown, TimedOut
 from octavo.hub import ModelFiles
+from octavo.text import chat
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tools.formats import Formats
 from octavo.types import FinishReason, RequestOutput, RequestOutputKind, SamplingParams
 
 logger = logging.getLogger("octavo")
@@ -54,6 +56,7 @@ class EngineClient:
         self._info: EngineInfo | None = None
         self._tokenizer: Tokenizer | None = None
         self._inputs: Inputs | None = None
+        self.formats = Formats()  # how the model writes calls and thoughts, from "ready" on
         self._keys = itertools.count()
         self._feeds: dict[int, tuple[Feed, Sample]] = {}  # by key of a sequence, until it is finished
         self._by_name: dict[str, set[Feed]] = {}
@@ -322,12 +325,19 @@ class EngineClient:
             self.end(f"The tokenizer cannot be read: {error}")
             return
         self._info = info
+        options = info.options.get("model", {})
+        self.formats = Formats.of(
+            chat.main_template(self._tokenizer) if self._tokenizer else "",
+            options.get("tool_call_parser"),
+            options.get("reasoning_parser"),
+        )
         self._inputs = Inputs(
             self._tokenizer,
             vocab_size=info.vocab_size,
             max_model_len=info.max_model_len,
             eos_token_ids=frozenset(info.eos_token_ids),
             default_params=info.default_params,
+            reasoning=self.formats.reasoning,
             prefix_caching=info.prefix_caching,
             max_logprobs=info.max_logprobs,
             seed=info.seed,

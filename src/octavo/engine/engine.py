@@ -37,6 +37,7 @@ class Engine:
             prefix_caching=config.cache.enable_prefix_caching,
             max_logprobs=config.model.max_logprobs,
             seed=config.model.seed,
+            reasoning=parts.formats.reasoning,
         )
         self.outputs = Outputs(parts.tokenizer)
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from octavo.errors import InvalidRequest, shown
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import Request, SamplingParams
+from octavo.text.tools.formats import ReasoningFormat
+from octavo.text.tools.thinking import thinking
+from octavo.types import Request, SamplingParams, Thinking
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -110,13 +112,15 @@ class Inputs:
         prefix_caching: bool,
         max_logprobs: int,
         seed: int,
+        reasoning: ReasoningFormat | None = None,
         mark: str = "",
     ) -> None:
-        """`mark` tells the requests of several `Inputs` of one engine apart."""
+        """`reasoning` says how the model marks thoughts; `mark` tells the requests of several `Inputs` apart."""
         self.tokenizer = tokenizer
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self.eos_token_ids, self.default_params = eos_token_ids, default_params
         self.prefix_caching, self.max_logprobs = prefix_caching, max_logprobs
+        self.reasoning = reasoning
         self._mark = mark
         self._random = random.Random(f"{mark}{seed}" if mark else seed)
         self._ids = itertools.count()
@@ -144,6 +148,7 @@ class Inputs:
         name = str(number) if request_id is None else request_id
         # What runs inside is named by a number of our own, so that two users may send the same request id.
         inner = f"{name}#{self._mark}{number}"
+        thought = self._thinking(params, ids)
         first_seed = self._random.getrandbits(63) if params.seed is None else params.seed
         bad_words = self._bad_words(params)
         # Logprobs of the prompt are the same for all samples: the first one brings them.
@@ -159,6 +164,7 @@ class Inputs:
                 priority=priority,
                 # Without prefix caching each request has a cache of its own, which only its n samples share.
                 namespace="/" + parsed.salt if self.prefix_caching else inner,
+                thinking=thought,
             )
             for index in range(params.n)
         )
@@ -229,6 +235,23 @@ class Inputs:
                 "Raise max_logprobs when the engine starts (-1 lifts the limit).",
                 param=name,
             )
+
+    def _thinking(self, params: SamplingParams, prompt_ids: Sequence[int]) -> Thinking | None:
+        """The thought of a request that limits it, or that something has to wait for the end of."""
+        budget = params.thinking_token_budget
+        if self.tokenizer is not None and self.reasoning is not None:
+            if budget is None and getattr(params, "structured_outputs", None) is None:
+                return None
+            found = thinking(self.tokenizer, self.reasoning, prompt_ids, budget)
+            if found.end or budget is None:
+                return found
+        if budget is not None:
+            raise InvalidRequest(
+                f"thinking_token_budget={budget} has nothing to limit: this model marks no thoughts that are known.",
+                "Name how it marks them with reasoning_parser when the engine starts.",
+                param="thinking_token_budget",
+            )
+        return None
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """A word is banned as it stands at the start of a text and as it stands after a space."""

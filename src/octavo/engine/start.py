@@ -16,7 +16,9 @@ from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles, find_model
 from octavo.model_spec import ModelSpec, architecture_of
 from octavo.registry import check_architecture
+from octavo.text.chat import main_template
 from octavo.text.tokenizer import Tokenizer, eos_token_ids, read_json
+from octavo.text.tools.formats import Formats
 from octavo.types import SamplingParams
 from octavo.worker.limits import Limits, choose_limits
 from octavo.worker.start import choose_device, start_runner
@@ -36,6 +38,7 @@ class Parts:
     limits: Limits
     eos_token_ids: frozenset[int]
     default_params: SamplingParams
+    formats: Formats
     phases: dict[str, float] = field(default_factory=dict)  # seconds of each phase of the start
 
 
@@ -59,6 +62,9 @@ def start(config: EngineConfig, phases: dict[str, float] | None = None) -> Parts
     spec = ModelSpec.from_config(hf_config)
     tokenizer_files = _tokenizer_files(config, files)
     tokenizer = Tokenizer.from_files(tokenizer_files) if tokenizer_files else None
+    formats = Formats.of(
+        main_template(tokenizer) if tokenizer else "", config.model.tool_call_parser, config.model.reasoning_parser
+    )
     seconds["prepare"] = time.perf_counter() - begin
     device = choose_device(config)
     limits = choose_limits(config, device, spec)
@@ -73,6 +79,7 @@ def start(config: EngineConfig, phases: dict[str, float] | None = None) -> Parts
         limits=limits,
         eos_token_ids=eos_token_ids(hf_config, generation, tokenizer),
         default_params=SamplingParams() if config.model.generation_config == "vllm" else default_params(generation),
+        formats=formats,
         phases=seconds,
         files=files,
         tokenizer_files=tokenizer_files,

@@ -20,6 +20,7 @@ from octavo.sampling.min_p import MinP
 from octavo.sampling.min_tokens import MinTokens
 from octavo.sampling.penalties import Penalties
 from octavo.sampling.temperature import Temperature
+from octavo.sampling.thinking import ThinkingBudget
 from octavo.sampling.top_k_top_p import TopKTopP
 from octavo.types import TokenLogprobs
 
@@ -33,6 +34,7 @@ PROCESSORS: tuple[type[LogitsProcessor], ...] = (
     Temperature,
     MinP,
     TopKTopP,
+    ThinkingBudget,  # last: what ends a thought is not ruled out by anything
 )
 PROMPT_ROWS = 64  # prompt positions looked at together: bounds the memory of intermediate results
 

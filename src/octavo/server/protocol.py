@@ -10,9 +10,8 @@ from octavo.errors import InvalidRequest, shown
 from octavo.known import Elsewhere
 from octavo.types import INT64_MAX, SAMPLING_ELSEWHERE, SamplingParams
 
-SAMPLING_FIELDS = tuple(
-    field.name for field in dataclasses.fields(SamplingParams) if field.name not in ("detokenize", "output_kind")
-)
+_OURS = ("detokenize", "output_kind", "shown_token_ids")  # set by the server
+SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams) if field.name not in _OURS)
 _LATER = "tool calls are not built in yet"
 _STRUCTURED = "structured output is not built in yet"
 REQUEST_ELSEWHERE: Mapping[str, Elsewhere] = {

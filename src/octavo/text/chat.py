@@ -79,6 +79,12 @@ def variables(
     return _compile(_choose(tokenizer, chat_template, tools)).variables
 
 
+def main_template(tokenizer: Tokenizer) -> str:
+    """The source of the model's template that knows most: the one for tools, if it has one; "" without templates."""
+    named = tokenizer.chat_templates
+    return named.get("tool_use") or named.get("default") or next(iter(named.values()), "")
+
+
 def read_template(value: str) -> str:
     """The Jinja source that `--chat-template` means: a file's text, or the value itself if it is a source.
 

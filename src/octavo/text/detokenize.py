@@ -192,7 +192,7 @@ def _stop_strings(words: tuple[str, ...]) -> StopStrings:
 def _text_stream(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams
 ) -> _ByteStream | _WindowStream:
-    skipped = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+    skipped = tokenizer.special_ids.difference(params.shown_token_ids) if params.skip_special_tokens else frozenset()
     if tokenizer.is_byte_level:
         return _ByteStream(tokenizer, prompt_ids, skipped)
     spaced = params.skip_special_tokens or params.spaces_between_special_tokens

@@ -66,6 +66,7 @@ class DeviceSampler:
         logprobs = params.logprobs
         return not (
             request.bad_words
+            or params.thinking_token_budget is not None
             or (logprobs is not None and (self.logprobs_mode != "raw_logprobs" or not 0 <= logprobs <= MAX_LOGPROBS))
             or (params.logit_bias and len(params.logit_bias) > self.rows.bias_ids.shape[1])
             or (params.min_tokens and len(request.stop_token_ids) > self.rows.stop_ids.shape[1])
