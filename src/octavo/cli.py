@@ -3,12 +3,14 @@
 import io
 import os
 import sys
+import traceback
 from difflib import get_close_matches
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from octavo import log
 from octavo.errors import OctavoError
+from octavo.findings.explain import cause, explain
 from octavo.flags import read_config_file
 from octavo.version import __version__
 
@@ -30,6 +32,9 @@ app.command("octavo.tools.complete:complete", help="Continue a text on a running
 app.command("octavo.tools.run_batch:run_batch", help="Answer a file of requests; begun again it goes on where it was.")
 app.command("octavo.bench.profile:profile", help="What each operator of some steps took; also on a running server.")
 app.command("octavo.tools.plan:plan", help="Does a model fit, how fast will it be, on which GPU; without loading it.")
+for name in ("doctor", "collect-env"):  # users of other engines type the second
+    about = "Check this machine and a model: what is wrong, why it matters, what mends it."
+    app.command("octavo.doctor.command:doctor", name=name, help=about, show=name == "doctor")
 bench = App(name="bench", help="Measure a model or a running server.", print_error=False, exit_on_error=False)
 bench.command("octavo.bench.serve:serve", help="Load a running server: TTFT, TPOT, ITL, goodput.")
 bench.command("octavo.bench.latency:latency", help="Time to first token and per token of one batch.")
@@ -61,7 +66,12 @@ def main() -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still held back would fail again at the end
         # A reader that has enough, such as `head`, is no fault.
-        sys.exit(None if isinstance(error, BrokenPipeError) else f"octavo: {error}")
+        known = explain(error)
+        sys.exit(None if isinstance(error, BrokenPipeError) else f"octavo: {known.line if known else error}")
+    except Exception as error:
+        if explain(error) is None:
+            traceback.print_exc()
+        sys.exit(f"octavo: {cause(error)}")
 
 
 def _check_command() -> None:

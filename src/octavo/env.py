@@ -11,6 +11,15 @@ def _text(name: str) -> str | None:
     return os.environ.get(name, "").strip() or None
 
 
+OWN = ("OCTAVO_API_KEY", "OCTAVO_CACHE_ROOT", "OCTAVO_CONFIGURE_LOGGING", "OCTAVO_CPU_KERNELS", "OCTAVO_LOGGING_LEVEL")
+"""All variables of Octavo's own."""
+
+
+def everything() -> dict[str, str]:
+    """All variables, for a report about this machine."""
+    return dict(os.environ)
+
+
 def cache_root() -> Path:
     """Where pulled models and converted tokenizers are kept; it may not exist yet."""
     if own := _text("OCTAVO_CACHE_ROOT"):
@@ -75,6 +84,12 @@ def hub_cache() -> Path:
 def quiet_profiler() -> None:
     """PyTorch's profiler writes two lines to standard error whenever it starts and stops; not below this level."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+
+def triton_cache() -> Path:
+    """Where Triton keeps compiled kernels."""
+    given = _text("TRITON_CACHE_DIR")
+    return Path(given).expanduser() if given else _home() / ".triton" / "cache"
 
 
 def for_child(path: Iterable[str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from huggingface_hub import errors
 
 from octavo import env
 from octavo.errors import InvalidConfig, ModelNotFound, OctavoError, shown
+from octavo.findings.software import endpoint_is_no_url
 
 logger = logging.getLogger("octavo")
 
@@ -73,7 +74,10 @@ def find_model(
             raise ModelNotFound(f"The model {name} is not on this machine.", f"Run `octavo pull {name}` first.")
         return _in_folder(_pulled(name), weights)
     if _looks_like_path(name):
-        raise ModelNotFound(f"{name!r} looks like a path, and there is nothing at {_absolute(path)}.")
+        raise ModelNotFound(
+            f"{name!r} looks like a path, and there is nothing at {_absolute(path)}.",
+            f"Check its spelling; `octavo pull {PULLABLE[0]}` fetches a small model.",
+        )
     return _on_hub(name, revision, Path(download_dir) if download_dir else env.hub_cache(), weights)
 
 
@@ -140,7 +144,7 @@ def _gguf_models(folder: Path) -> list[Path]:
 def _on_hub(name: str, revision: str | None, cache: Path, weights: bool) -> ModelFiles:
     endpoint = env.hub_endpoint()
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        raise InvalidConfig(f"HF_ENDPOINT={endpoint} is not a URL.", f"Set it to https://{endpoint} or unset it.")
+        raise endpoint_is_no_url(endpoint).as_error()
     if not _REPOSITORY.fullmatch(name):
         raise _no_name(name)
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from octavo.core.cost import Machine
 from octavo.core.memory import GIB
 
+OLDEST_CAPABILITY = (8, 0)  # that the kernels are compiled and tested for
+
 # Measured on one H200 (docs/performance.md) against its datasheet's 4.8 TB/s and 989 TFLOP/s: `Machine` fitted to
 # decode steps of 1, 32 and 256 sequences of three models and to prompts of 128 to 8,192 tokens of two.
 BANDWIDTH_SHARE = 0.883

@@ -28,6 +28,7 @@ from octavo.engine.profile import Profile
 from octavo.engine.protocol import EngineInfo, EngineStart
 from octavo.engine.spans import loop_spans
 from octavo.errors import OctavoError, Overloaded
+from octavo.findings.explain import cause
 from octavo.observe.metrics import Metrics
 from octavo.observe.request_log import RequestLog
 from octavo.observe.traces import Traces
@@ -345,11 +346,11 @@ def main() -> None:
         server.run()
     except BaseException as error:
         status = 1
-        cause = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
+        why = cause(error)
         if not isinstance(error, OctavoError):
             logger.exception("The engine stopped.")
-        (folder / protocol.CAUSE_FILE).write_text(cause)
-        server.last_words(f"The engine stopped: {cause}")
+        (folder / protocol.CAUSE_FILE).write_text(why)
+        server.last_words(f"The engine stopped: {why}")
     if server.traces is not None:  # a collector that is away must not hold the end up
         last = threading.Thread(target=server.traces.close, daemon=True)
         last.start()

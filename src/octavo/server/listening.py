@@ -1,13 +1,18 @@
 """The listening socket, which all API processes share, and the address that clients type."""
 
 import contextlib
+import errno
+import os
 import socket
+import ssl
 from pathlib import Path
 
 from octavo.errors import InvalidConfig
+from octavo.findings.machine import cannot_listen
 from octavo.server.options import ServerOptions
 
 BACKLOG = 2048
+LISTENING = "0A"  # the state in /proc/net/tcp
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -22,9 +27,43 @@ def listen(options: ServerOptions) -> socket.socket:
         return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
     except OSError as error:
         where = options.uds or f"port {options.port} of {options.host}"
+        holder = holder_of(options.port) if error.errno == errno.EADDRINUSE else ""
+        reason = (error.strerror or str(error)).partition(" (while")[0]  # what follows repeats the place
+        raise cannot_listen(where, reason, holder).as_error() from None
+
+
+def check_certificate(options: ServerOptions) -> None:
+    """
+    Raises:
+        InvalidConfig: the certificate or its key cannot be read, or they do not belong together.
+    """
+    if options.ssl_certfile is None:
+        return
+    try:
+        # An empty password: a key that has one would wait for somebody to type it.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.ssl_certfile, options.ssl_keyfile, lambda: "")
+    except OSError as error:
+        key = f" with ssl_keyfile={options.ssl_keyfile}" if options.ssl_keyfile else ""
         raise InvalidConfig(
-            f"Cannot listen on {where}: {error.strerror or error}.", "Stop what is there, or choose another."
+            f"ssl_certfile={options.ssl_certfile}{key} cannot be used: {error.strerror or error}.",
+            "Give a certificate and its key as PEM files without a password.",
         ) from None
+
+
+def holder_of(port: int) -> str:
+    """The process that listens there, as "NAME (pid 123)"; empty where it is another user's or nothing is found."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").glob("[0-9]*") if inodes else ():
+        with contextlib.suppress(OSError):  # of another user, or it has ended
+            if any(os.readlink(file) in inodes for file in (process / "fd").iterdir()):
+                return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
+    return ""
 
 
 def _listen_on_path(path: str) -> socket.socket:

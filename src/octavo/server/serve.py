@@ -4,6 +4,7 @@ import sys
 
 from octavo.config import EngineConfig
 from octavo.flags import ENGINE, Family, with_options
+from octavo.server.listening import check_certificate
 from octavo.server.options import SERVER_ELSEWHERE, ServerOptions, server_options
 from octavo.server.supervisor import supervise
 from octavo.text.chat import read_template
@@ -19,4 +20,5 @@ def serve(engine: EngineConfig, server: ServerOptions) -> None:
     """
     if server.chat_template is not None:
         read_template(server.chat_template)  # a faulty one is told before anything is started
+    check_certificate(server)
     sys.exit(supervise(engine, server))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -22,6 +22,8 @@ from octavo import env, log
 from octavo.config import EngineConfig
 from octavo.engine import protocol
 from octavo.errors import EngineDead
+from octavo.findings import machine
+from octavo.findings.finding import Finding
 from octavo.server.listening import address, listen
 from octavo.server.options import OPTIONS_FILE, ServerOptions
 
@@ -30,6 +32,12 @@ logger = logging.getLogger("octavo")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LONGEST_PATH = 80  # of the private folder: the path of a Unix socket has a hundred characters or so
 NEWS_SECONDS = 0.5  # that API processes have to tell clients of a dead engine before they end
+LOOK = "The lines above say more; `octavo doctor` looks for causes."
+BY_SIGNAL: dict[int, Callable[[], Finding]] = {
+    signal.SIGKILL: machine.killed,
+    signal.SIGILL: machine.illegal_instruction,
+    signal.SIGBUS: machine.bus_error,
+}
 END_SECONDS = 5.0  # for a child that was told to end; then it is killed
 
 
@@ -47,12 +55,16 @@ class Child:
         with contextlib.suppress(OSError):
             _stdin(self.process).close()
 
-    @property
-    def how_it_ended(self) -> str:
-        status = self.process.poll()
-        if status is not None and status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with status {status}"
+    def how_it_ended(self, folder: Path) -> str:
+        """The cause that it left behind, else what its exit status tells, and the mend."""
+        left = folder / protocol.CAUSE_FILE
+        if left.exists():
+            return left.read_text()
+        status = self.process.poll() or 0
+        if status < 0:
+            known = BY_SIGNAL.get(-status)
+            return f"{self.name} was killed by {signal.Signals(-status).name}. {known().line if known else LOOK}"
+        return f"{self.name} ended with status {status}. {LOOK}"
 
 
 def _stdin(child: subprocess.Popen[bytes]) -> IO[bytes]:
@@ -144,12 +156,11 @@ def _watch(engine: Child, apis: list[Child], folder: Path, signals: int, shutdow
             time.sleep(NEWS_SECONDS)
             _say(apis, b"a")
             _wait(apis, END_SECONDS)
-            cause = folder / protocol.CAUSE_FILE
-            raise EngineDead(cause.read_text() if cause.exists() else f"{engine.name} {engine.how_it_ended}.")
+            raise EngineDead(engine.how_it_ended(folder))
         if ended and deadline is None:
             _say(apis, b"a")
             _wait(apis, END_SECONDS)
-            raise EngineDead(f"{ended[0].name} {ended[0].how_it_ended}.")
+            raise EngineDead(ended[0].how_it_ended(folder))
 
 
 def _say(children: list[Child], word: bytes) -> None:
@@ -165,7 +176,7 @@ def _wait(children: list[Child], seconds: float) -> None:
 
 
 def _start(name: str, module: str, arguments: list[object], descriptors: list[int]) -> Child:
-    command = [sys.executable, "-P", "-m", module, *map(str, arguments)]
+    command = [sys.executable, "-P", "-m", "octavo.server.child", module, *map(str, arguments)]
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, bufsize=0, pass_fds=descriptors, env=env.for_child(sys.path)
     )

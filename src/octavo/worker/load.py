@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from octavo.config import EngineConfig
-from octavo.core.memory import GIB, num_parameters
+from octavo.core.memory import num_parameters
 from octavo.errors import InvalidConfig
+from octavo.findings.machine import weights_too_large
 from octavo.formats.gguf import GGUFFile
 from octavo.formats.gguf_blocks import WHOLE_NUMBERS
 from octavo.hub import ModelFiles
@@ -88,9 +89,8 @@ def _check_fits(spec: ModelSpec, dtype: torch.dtype) -> None:
     """Refuse before anything is allocated: a system that lends memory freely would end the process instead."""
     needed, free = num_parameters(spec) * dtype.itemsize, machine.available_memory()
     if needed > free:
-        raise InvalidConfig(
-            f"The weights take {needed / GIB:,.2f} GiB as {spec.num_layers} layers of hidden_size={spec.hidden_size}, "
-            f"intermediate_size={spec.intermediate_size}, vocab_size={spec.vocab_size}, "
-            f"and {free / GIB:,.2f} GiB of memory are available.",
-            "Run a smaller model, or mend config.json.",
+        shape = (
+            f"{spec.num_layers} layers of hidden_size={spec.hidden_size}, intermediate_size={spec.intermediate_size}, "
+            f"vocab_size={spec.vocab_size}"
         )
+        raise weights_too_large(needed, free, shape).as_error()

@@ -8,6 +8,8 @@ import torch
 from octavo.config import EngineConfig, parse_bytes, parse_length
 from octavo.core.memory import GIB, CacheSize, size_cache
 from octavo.errors import InvalidConfig
+from octavo.findings import gpu
+from octavo.findings.explain import explain
 from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles
 from octavo.model_spec import ModelSpec
@@ -29,9 +31,19 @@ def choose_device(config: EngineConfig) -> torch.device:
     """
     wanted, available = config.device.device, torch.cuda.is_available()
     if wanted == "cuda" and not available:
-        why = "" if torch.version.cuda else " (this build of torch is for CPUs only)"
-        raise InvalidConfig(f"device=cuda: torch finds no NVIDIA GPU{why}.", "Leave device at auto, or see nvidia-smi.")
+        raise gpu.not_seen(_why_no_gpu()).as_error()
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def _why_no_gpu() -> str:
+    if torch.version.cuda is None:
+        return "this build of torch is for CPUs only"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever the driver says
+        found = explain(error)
+        return found.found if found else str(error)
+    return ""
 
 
 def start_runner(

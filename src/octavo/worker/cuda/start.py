@@ -7,8 +7,10 @@ import torch
 
 from octavo.attention.triton import TritonAttention
 from octavo.config import EngineConfig, parse_bytes, parse_length
+from octavo.core.gpus import OLDEST_CAPABILITY
 from octavo.core.memory import GIB, CacheSize, num_parameters, size_cache
 from octavo.errors import InvalidConfig
+from octavo.findings.gpu import too_old
 from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles
 from octavo.model_spec import ModelSpec
@@ -19,7 +21,6 @@ from octavo.worker.load import load_model, phase
 
 logger = logging.getLogger("octavo")
 
-OLDEST = (8, 0)  # compute capability that the kernels are compiled and tested for
 FP8 = (8, 9)  # that converts to and from 8-bit floating point
 CONTEXT_BYTES = 600 << 20  # the driver's share of this process, which torch does not count
 GRAPH_BYTES = 5 << 20  # of a captured graph, beside its activations: measured afterwards and printed
@@ -44,11 +45,8 @@ def start_runner(
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.set_device(device.index or 0)
     capability = torch.cuda.get_device_capability()
-    if capability < OLDEST:
-        raise InvalidConfig(
-            f"This GPU has compute capability {capability[0]}.{capability[1]}; the kernels need 8.0 or newer.",
-            "Use device=cpu.",
-        )
+    if capability < OLDEST_CAPABILITY:
+        raise too_old(capability, OLDEST_CAPABILITY).as_error()
     if why := TritonAttention.refuses(spec):
         raise InvalidConfig(f"This model does not run on a GPU: {why}.", "Use device=cpu.")
     memory = Memory(config.cache.gpu_memory_utilization)
