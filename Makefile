@@ -46,8 +46,8 @@ check: $(VENV)/dev  ## All static checks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/dev  ## Benchmarks on this machine, side by side with transformers
-	$(BIN)/python benchmarks/offline.py
+bench: $(VENV)/dev  ## Benchmarks on this machine, side by side with transformers and the peers in .peers
+	$(BIN)/python benchmarks/cpu.py --quick
 	$(BIN)/python benchmarks/host_cost.py
 	$(BIN)/python benchmarks/memory.py
 
