@@ -83,8 +83,8 @@ class SchedulerConfig:
     """Decode steps for one visit of the scheduler while nobody waits."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """fcfs: first come, first served; priority: smaller priority numbers first."""
-    depth: int = 1
-    """Steps that may be launched and not yet committed when the next one is planned; 0 waits for every step."""
+    depth: int | None = None
+    """Steps that may be launched and not yet committed when the next one is planned. 1 on a GPU, 0 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

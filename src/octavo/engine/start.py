@@ -98,7 +98,7 @@ def make_loop(config: EngineConfig, parts: Parts) -> Loop:
         num_scheduler_steps=config.scheduler.num_scheduler_steps,
         policy=config.scheduler.scheduling_policy,
     )
-    return Loop(scheduler, parts.executor, config.scheduler.depth)
+    return Loop(scheduler, parts.executor, parts.limits.depth)
 
 
 def _tokenizer_files(config: EngineConfig, files: ModelFiles) -> ModelFiles | None:

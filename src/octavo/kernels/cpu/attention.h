@@ -294,18 +294,23 @@ class Attention {
   // The same for many rows: V is brought into the order of a matrix, and the weights are rounded, which pays from
   // MANY_ROWS on.
   void weigh_many(const T* const* rows, const float* weights, long count, long length, float* total) const {
-    const long padded_length = (length + 1) / 2 * 2, group = CHUNK * LANES;
+    const long padded_length = (length + 2 * TILE - 1) / (2 * TILE) * 2 * TILE, group = CHUNK * LANES;
     T* columns = scratch<T, 4>(h.dim * CHUNK);
-    for (long i = 0; i < length; i += 2)
+    for (long i = 0; i < padded_length; i += 2)
       for (long d = 0; d < h.dim; d += LANES) {
-        Words both = __builtin_convertvector(load<Halves>(rows[i] + d), Words);
+        Words both = {};
+        if (i < length) both = __builtin_convertvector(load<Halves>(rows[i] + d), Words);
         if (i + 1 < length) both |= __builtin_convertvector(load<Halves>(rows[i + 1] + d), Words) << 16;
         store(columns + d / LANES * group + i * LANES, both);
       }
     T* shares = scratch<T, 5>(count * CHUNK);
     for (long r = 0; r < count; r++) {
-      for (long i = 0; i < length; i++) shares[r * CHUNK + i] = E::narrow1(weights[r * CHUNK + i]);
-      if (padded_length > length) shares[r * CHUNK + length] = 0;
+      const float* from = weights + r * CHUNK;
+      T* to = shares + r * CHUNK;
+      long i = 0;
+      for (; i + LANES <= length; i += LANES) E::narrow(to + i, load<Floats>(from + i));
+      for (; i < length; i++) to[i] = E::narrow1(from[i]);
+      std::fill(to + length, to + padded_length, T(0));
     }
     for (long d = 0; d < h.dim; d += 2 * LANES) {
       const T* groups[2] = {columns + d / LANES * group, columns + (d / LANES + 1) * group};

@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-constexpr long ROWS = 252;  // of one pass through a layer: what lies between its stages stays in the cache
+constexpr long ROWS = 256;  // of one pass through a layer: what lies between its stages stays in the cache
 
 enum Activation : long { SILU, GELU, GELU_TANH };
 

@@ -30,8 +30,9 @@ void product(Worker& worker, long threads, const Matrix& matrix, bool halves, co
   const bool scaled = bits && rows <= FEW_ROWS;  // whole numbers are multiplied, not weights
   const long each = std::max(1L, pairs / (32 * threads));
   const long batches = (pairs + each - 1) / each;
-  const long slices = scaled ? 1 : std::min((rows + 4 * MOST_ROWS - 1) / (4 * MOST_ROWS), 1 + 4 * threads / batches);
-  const long slice = ((rows + slices - 1) / slices + MOST_ROWS - 1) / MOST_ROWS * MOST_ROWS;
+  constexpr long few = AT_ONCE<E>;
+  const long slices = scaled ? 1 : std::min((rows + 4 * few - 1) / (4 * few), 1 + 4 * threads / batches);
+  const long slice = ((rows + slices - 1) / slices + few - 1) / few * few;
   T* opened = bits ? scratch<T, 30>(2 * size + 32) : nullptr;
   while (reinterpret_cast<uintptr_t>(opened) % 64) opened++;
   Floats* factors = scaled ? scratch<Floats, 32>(4 * blocks) : nullptr;

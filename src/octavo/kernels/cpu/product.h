@@ -1,11 +1,16 @@
-// Products of a few rows with groups of sixteen columns, kept in registers.
+// Products of rows with groups of sixteen columns: a few kept in registers, many on the tile unit.
 #pragma once
 
+#include "tiles.h"
 #include "vector.h"
 
 namespace octavo {
 
-constexpr int MOST_ROWS = 12;
+constexpr int MOST_ROWS = 12;  // of sums in registers
+
+// Rows that are multiplied at once; work is cut at multiples of it.
+template <class E>
+constexpr long AT_ONCE = TILES && E::STEP == 2 ? 2 * TILE : MOST_ROWS;
 
 // M rows (lda apart) times N groups of sixteen columns; a group's numbers lie [inner / STEP][16][STEP], `ldb`
 // elements from one inner step to the next.
@@ -51,14 +56,16 @@ inline void by_rows(long count, const F& some) {
   }
 }
 
-// Call `use(first_row, total)` for `count` rows, MOST_ROWS or fewer at a time.
+// Call `use(first row, sums of some rows)` until all `count` rows were had. `use` goes through the sums by a range-for.
 template <class E, int N, class F>
 inline void each_rows(const typename E::T* rows, long lda, long count, const typename E::T* const* groups, long ldb,
                       long inner, const F& use) {
-  by_rows(count, [&](auto number, long first) {
+  long done = 0;
+  if constexpr (E::STEP == 2) done = each_tile<N>(rows, lda, count, groups, ldb, inner, use);
+  by_rows(count - done, [&](auto number, long first) {
     Floats total[decltype(number)::value][N];
-    multiply<E, decltype(number)::value, N>(rows + first * lda, lda, groups, ldb, inner, total);
-    use(first, total);
+    multiply<E, decltype(number)::value, N>(rows + (done + first) * lda, lda, groups, ldb, inner, total);
+    use(done + first, total);
   });
 }
 
