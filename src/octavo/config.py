@@ -67,6 +67,8 @@ class CacheConfig:
     """Number of KV blocks, instead of sizing by memory."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Type of K and V in the cache. auto: the model's; fp8 (e4m3): half the memory, a little less exact, GPUs only."""
+    memory_report: str | None = None
+    """File that each start appends a line of JSON to: bytes of each part, predicted and measured, and the residual."""
     enable_prefix_caching: bool = True
     """Share the KV blocks of equal prompt beginnings between requests."""
 

@@ -12,6 +12,7 @@ DRIVER_BYTES = 600 << 20
 LIBRARY_BYTES = 50 << 20
 SPARE_BYTES = 256 << 20
 GRAPH_BYTES_OF_A_SLOT = 1_300_000  # captured graphs grow with the sizes of steps, and those with the slots
+CPU_PROCESS_BYTES = 320 << 20  # Python, torch and the tokenizer before a model is loaded
 
 
 def kv_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:
@@ -54,6 +55,11 @@ def gpu_lines(
         "activations of the largest step": activations,
         "kept free": SPARE_BYTES,
     }
+
+
+def cpu_lines(weight_bytes: int, cache_bytes: int) -> dict[str, int]:
+    """Bytes by what they are for, of an engine on a CPU."""
+    return {"process": CPU_PROCESS_BYTES, "weights": weight_bytes, "KV cache": cache_bytes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 import torch
 
 from octavo.config import EngineConfig, parse_bytes, parse_length
-from octavo.core.memory import GIB, CacheSize, size_cache
+from octavo.core.memory import GIB, CacheSize, cpu_lines, num_parameters, size_cache
 from octavo.errors import InvalidConfig
 from octavo.findings import gpu
 from octavo.findings.explain import explain
@@ -15,6 +15,7 @@ from octavo.hub import ModelFiles
 from octavo.model_spec import ModelSpec
 from octavo.worker import machine
 from octavo.worker.base import Runner
+from octavo.worker.ledger import Ledger
 from octavo.worker.limits import Limits
 from octavo.worker.load import load_model, phase
 from octavo.worker.native import cpu_attention
@@ -103,10 +104,15 @@ def _start_cpu(
     # Before the weights: what cannot fit is refused at once.
     size = _cpu_cache_size(config, spec, dtype, limits.block_size)
     spec = spec.with_max_model_len(size.max_model_len)
+    ledger = Ledger("CPU", cpu_lines(num_parameters(spec) * dtype.itemsize, size.num_bytes))
+    if config.model.quantization in ("gguf", "int8"):
+        del ledger.predicted["weights"]  # which of them are kept in blocks shows when they are loaded
     before = machine.resident_memory()
+    ledger.note("process", before)
     with phase("load", seconds):
         model = load_model(config, files, spec, gguf, dtype, torch.device("cpu"))
-    gib = (machine.resident_memory() - before) / GIB
+    ledger.note("weights", machine.resident_memory() - before)
+    gib = ledger.measured["weights"] / GIB
     logger.info("Model loading took %.2f GiB memory and %.2f seconds", gib, seconds["load"])
     with phase("cache", seconds):
         runner = CPURunner(
@@ -117,6 +123,9 @@ def _start_cpu(
             max_num_seqs=limits.max_num_seqs,
             logprobs_mode=config.model.logprobs_mode,
         )
+    ledger.note("KV cache", sum(side.nbytes for cache in runner.caches for side in cache))
+    ledger.report()
+    ledger.write(config.cache.memory_report, {"model": str(config.model.model)})
     return runner, size
 
 

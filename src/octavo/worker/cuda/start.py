@@ -8,7 +8,15 @@ import torch
 from octavo.attention.triton import TritonAttention
 from octavo.config import EngineConfig, parse_bytes, parse_length
 from octavo.core.gpus import OLDEST_CAPABILITY
-from octavo.core.memory import GIB, CacheSize, num_parameters, size_cache
+from octavo.core.memory import (
+    DRIVER_BYTES,
+    GIB,
+    SPARE_BYTES,
+    CacheSize,
+    gpu_lines,
+    num_parameters,
+    size_cache,
+)
 from octavo.errors import InvalidConfig
 from octavo.findings.gpu import too_old
 from octavo.formats.gguf import GGUFFile
@@ -16,15 +24,14 @@ from octavo.hub import ModelFiles
 from octavo.model_spec import ModelSpec
 from octavo.worker.cuda import warm
 from octavo.worker.cuda.runner import Runner
+from octavo.worker.ledger import Ledger
 from octavo.worker.limits import Limits
 from octavo.worker.load import load_model, phase
 
 logger = logging.getLogger("octavo")
 
 FP8 = (8, 9)  # that converts to and from 8-bit floating point
-CONTEXT_BYTES = 600 << 20  # the driver's share of this process, which torch does not count
 GRAPH_BYTES = 5 << 20  # of a captured graph, beside its activations: measured afterwards and printed
-SPARE_BYTES = 256 << 20  # for what libraries allocate late
 
 
 def start_runner(
@@ -60,7 +67,18 @@ def start_runner(
         model = load_model(config, files, spec, gguf, dtype, device)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the checkpoint's tensors went through
-    memory.note("weights", predicted)
+    lines = gpu_lines(
+        spec,
+        weight_bytes=predicted,
+        element_bytes=dtype.itemsize,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+    )
+    given = config.cache.kv_cache_memory_bytes or config.cache.num_gpu_blocks_override
+    lines["KV cache"] = size.num_bytes if given else max(0, memory.limit - sum(lines.values()))
+    ledger = memory.ledger = Ledger("GPU", lines)
+    ledger.note("driver", DRIVER_BYTES)  # torch does not count it
+    memory.note("weights")
     warm.unwatch()
     runner = Runner(
         model,
@@ -76,7 +94,7 @@ def start_runner(
         deterministic=config.device.deterministic,
         cache_dtype=cache_dtype,
     )
-    memory.note("rows of the slots and work space")
+    memory.note("slots and work space")
     with torch.inference_mode():
         keys = list(runner.graph_keys())
         with phase("compile", seconds):
@@ -97,7 +115,7 @@ def start_runner(
             size = _size(config, spec, cache_dtype, limits.block_size, left)
             runner.allocate(size.num_blocks)
             torch.cuda.synchronize()
-        memory.note("KV cache", size.num_bytes)
+        memory.note("KV cache")
         with phase("capture", seconds):
             for key, launches in keys:
                 prepare = partial(runner.network.briefly, launches)
@@ -107,11 +125,12 @@ def start_runner(
                     prepare()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
-        memory.note("graphs", graphs)
+        memory.note("captured graphs")
         runner.largest()  # its activations stay with torch's allocator: later steps allocate nothing
         torch.cuda.synchronize()
-        memory.note("activations of the largest step", activations)
+        memory.note("activations of the largest step")
     memory.report()
+    ledger.write(config.cache.memory_report, {"model": str(config.model.model), "gpu": torch.cuda.get_device_name()})
     logger.info(
         "Compiled %d kernels in %.1f s; captured %d graphs in %.1f s",
         variants,
@@ -126,32 +145,31 @@ def start_runner(
 class Memory:
     """What this process takes of the GPU, step by step, and what its share leaves."""
 
+    ledger: Ledger
+
     def __init__(self, share: float) -> None:
         torch.cuda.empty_cache()
         self.free, self.total = torch.cuda.mem_get_info()
         self.limit = int(share * self.total)
-        self.used = CONTEXT_BYTES  # the share is each engine's own, also where a process has several
-        self.lines: list[tuple[str, int, int | None]] = [("driver (not measured)", CONTEXT_BYTES, None)]
+        self.used = DRIVER_BYTES  # the share is each engine's own, also where a process has several
 
     def left(self) -> int:
         """Bytes that this process may still take."""
         free, _ = torch.cuda.mem_get_info()
         return min(self.limit - self.used, free)
 
-    def note(self, what: str, predicted: int | None = None) -> None:
+    def note(self, what: str) -> None:
         """Put down what was taken since the last time."""
         free, _ = torch.cuda.mem_get_info()
-        self.lines.append((what, self.free - free, predicted))
+        self.ledger.note(what, self.free - free)
         self.used += self.free - free
         self.free = free
 
     def report(self) -> None:
-        for what, measured, predicted in self.lines:
-            expected = "" if predicted is None else f" (predicted {predicted / GIB:.2f})"
-            logger.info("GPU memory: %-32s %7.2f GiB%s", what, measured / GIB, expected)
+        self.ledger.note("kept free", self.limit - self.used)
+        self.ledger.report()
         logger.info(
-            "GPU memory: %-32s %7.2f GiB of %.2f allowed, %.2f in all",
-            "together",
+            "GPU memory: %.2f GiB taken of %.2f allowed, %.2f in all",
             self.used / GIB,
             self.limit / GIB,
             self.total / GIB,
