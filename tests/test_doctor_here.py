@@ -74,9 +74,7 @@ def the_new_line(here: Lines, found: Lines) -> tuple[str, str, str]:
     ("environment", "preface", "check", "level", "says"),
     [
         ({"HF_ENDPOINT": "mirror.example"}, "", "Hugging Face", "error", "Set it to https://mirror.example"),
-        ({"HTTP_PROXY": "proxy:3128"}, "", "Hugging Face", "error", "export HTTP_PROXY=http://proxy:3128"),
         ({"OMP_NUM_THREADS": "4096"}, "", "CPU threads", "warning", "export OMP_NUM_THREADS="),
-        ({"OCTAVO_CACHEROOT": "/x"}, "", "Settings", "warning", "Did you mean OCTAVO_CACHE_ROOT?"),
         ({"OCTAVO_CACHE_ROOT": "/proc/octavo"}, "", "Disk", "error", "export OCTAVO_CACHE_ROOT="),
         ({}, "ulimit -n 200", "Open files", "warning", "At most 200 files may be open. ulimit -n 4096"),
     ],

@@ -1,6 +1,7 @@
 """Errors of a start end with their cause and mend; secrets do not survive in what is shown to others."""
 
 import errno
+import logging
 import os
 import re
 import subprocess
@@ -10,10 +11,14 @@ from typing import Any
 
 import pytest
 
+from conftest import Make
 from octavo import env
+from octavo.config import EngineConfig
+from octavo.engine import start as start_engine
 from octavo.errors import InvalidConfig
 from octavo.findings.explain import TEXTS, cause, explain
 from octavo.findings.redact import Redactor, is_secret
+from octavo.worker import start as worker
 
 
 class OutOfMemoryError(RuntimeError):
@@ -41,8 +46,10 @@ FOREIGN: list[tuple[BaseException, str, str]] = [
     (RuntimeError("can't start new thread"), "No further thread", "ulimit -u"),
     (ImportError("libcudart.so.13: cannot open shared object file"), "PyTorch cannot", "--force-reinstall"),
     (ModuleNotFoundError("No module named 'triton'", name="triton"), "Triton cannot be imported", "install triton"),
-    (ModuleNotFoundError("No module named 'zmq'", name="zmq"), "package zmq is missing", "pip install zmq"),
+    (ModuleNotFoundError("No module named 'zmq'", name="zmq"), "package pyzmq is missing", "pip install pyzmq"),
     (ValueError("numpy.dtype size changed, may indicate binary incompatibility"), "NumPy", "pip install"),
+    (ImportError("Error importing numpy: you should not try to import numpy from"), "NumPy cannot", "pip install"),
+    (ImportError("libfoo.so.3: cannot open shared object file"), "cannot be loaded: libfoo.so.3", "pip install"),
     (RuntimeError("Failed to find C compiler. Please specify via CC"), "no C compiler", "apt-get install gcc"),
 ]  # fmt: skip
 
@@ -139,6 +146,40 @@ def test_the_last_line_of_a_server_is_the_cause(
     tiny_folder: Path, tmp_path: Path, args: tuple[str, ...], says: str
 ) -> None:
     assert says in serve(tiny_folder, tmp_path, *args)
+
+
+def test_an_engine_in_this_process_tells_the_cause_too(make_llm: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(start_engine, "start_runner", full)
+    with pytest.raises(InvalidConfig, match="The memory of the GPU is used up .* `octavo plan MODEL`") as caught:
+        make_llm()
+    assert isinstance(caught.value.__cause__, OutOfMemoryError)
+    monkeypatch.setattr(start_engine, "start_runner", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        make_llm()
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+def test_a_gpu_that_is_not_used_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    config = EngineConfig.from_keywords("test")
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    worker.choose_device(config)
+    assert not caplog.records
+    monkeypatch.setattr(worker, "NVIDIA_DEVICE", tmp_path)
+    assert worker.choose_device(config).type == "cpu"
+    assert "The GPU of this machine is not used" in caplog.text and "is for CPUs only" in caplog.text
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.init", too_old)
+    with pytest.raises(InvalidConfig, match="driver is too old for this PyTorch: it has CUDA 12.2. Update the driver"):
+        worker.choose_device(EngineConfig.from_keywords("test", device="cuda"))
+
+
+def too_old() -> None:
+    raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020). Please update")
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")

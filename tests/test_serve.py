@@ -72,7 +72,8 @@ def test_probes_from_the_start_to_a_killed_engine(tiny_folder: Path, tmp_path: P
         assert time.monotonic() - begin < 2
         assert all('"error"' in end for end in ends), ends
         assert server.wait() == 1
-        assert "The engine process was killed by SIGKILL." in server.log.splitlines()[-1]
+        last = server.log.splitlines()[-1]
+        assert "The engine process was killed by SIGKILL." in last and "dmesg | grep -i oom" in last
 
 
 @pytest.mark.case("OPS-04")

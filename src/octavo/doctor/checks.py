@@ -85,6 +85,8 @@ def numpy(facts: Facts) -> Finding:
 
 def torch(facts: Facts) -> Finding:
     found = facts.libraries
+    if found.torch_fault and found.numpy_fault:
+        return skipped("Not looked at: NumPy, which it imports, cannot be imported.")
     if found.torch_fault:
         return software.torch_broken(found.torch_fault)
     return ok(f"{found.torch}, built for {f'CUDA {found.torch_cuda}' if found.torch_cuda else 'CPUs'}")

@@ -8,9 +8,10 @@ import json
 import warnings
 from typing import Any
 
+from octavo.findings.software import DISTRIBUTIONS
+
 COMPILED = ("sklearn", "scipy", "pandas")
 """Packages that are compiled against NumPy and come to a process by way of others."""
-DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 
 
 def load(name: str) -> tuple[Any, str]:

@@ -12,6 +12,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.engine.loop import Executor, Loop
 from octavo.errors import InvalidConfig, InvalidRequest
 from octavo.executor.inline import Inline
+from octavo.findings.explain import explained
 from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles, find_model
 from octavo.model_spec import ModelSpec, architecture_of
@@ -46,8 +47,14 @@ def start(config: EngineConfig, phases: dict[str, float] | None = None) -> Parts
     """Read, load and size everything. The seconds of each phase go into `phases` as it ends.
 
     Raises:
-        ModelNotFound, InvalidConfig, InvalidWeights: each says what is wrong and what to do.
+        ModelNotFound, InvalidConfig, InvalidWeights: each says what is wrong and what to do; what PyTorch and the
+            system raise is told so too.
     """
+    with explained():
+        return _start(config, phases)
+
+
+def _start(config: EngineConfig, phases: dict[str, float] | None) -> Parts:
     begin = time.perf_counter()
     seconds = {} if phases is None else phases
     files = find_model(

@@ -1,8 +1,9 @@
 """From the exceptions of PyTorch, the system and other libraries to the finding that says the cause and the mend."""
 
+import contextlib
 import errno
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from octavo.errors import OctavoError
 from octavo.findings import gpu, machine, software
@@ -41,8 +42,10 @@ TEXTS: tuple[tuple[str, Tell], ...] = (
         r"numpy\.dtype size changed|compiled using NumPy 1|numpy\.core\.multiarray failed",
         lambda e, t: software.numpy_mismatch("a package", _first(t)),
     ),
+    (r"numpy C-extensions failed|Error importing numpy", lambda e, t: software.numpy_broken(_first(t))),
     (r"certificate is not yet valid", lambda e, t: machine.wrong_clock("a time before certificates are valid")),
     (r"lib(torch|c10|cud|cublas|nv)\w*[\w.-]*: (cannot open|undefined)", lambda e, t: software.torch_broken(_first(t))),
+    (r"\.so[\w.]*: (cannot open|undefined)", lambda e, t: software.library_missing(_first(t))),
 )
 """By what the text of any exception holds; the first that is found counts."""
 
@@ -69,6 +72,22 @@ def _explain(error: BaseException) -> Finding | None:
     if found is None and isinstance(error, ImportError):
         return _not_imported(error, text)
     return found
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Raises what is known of others' exceptions as the error that says cause and mend.
+
+    Raises:
+        InvalidConfig: an exception that `explain` knows; the exception itself is its cause.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = explain(error)
+        if found is None:
+            raise
+        raise found.as_error() from error
 
 
 def cause(error: BaseException) -> str:

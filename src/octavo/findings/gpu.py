@@ -60,6 +60,9 @@ def hidden(value: str) -> Finding:
     )
 
 
+BUILT_FOR_CPUS = "this build of torch is for CPUs only"
+
+
 def not_seen(detail: str) -> Finding:
     why = f" ({detail.rstrip('.')})" if detail else ""
     return Finding(

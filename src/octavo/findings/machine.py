@@ -9,14 +9,20 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.0f} MiB"
 
 
-def cannot_listen(where: str, reason: str, holder: str = "") -> Finding:
+OTHER_PORT = "Stop what is there, or choose another with --port."
+HIGH_PORT = "Choose a port from 1024 with --port; lower ones are root's."
+OTHER_HOST = "Give an address of this machine with --host: 127.0.0.1 for itself, 0.0.0.0 for all."
+OTHER_PATH = "Give --uds a short path in a folder that exists, where nothing else listens."
+
+
+def cannot_listen(where: str, reason: str, holder: str = "", mend: str = OTHER_PORT) -> Finding:
     """`holder` is the process that listens there, as "NAME (pid 123)", where it can be seen."""
     by = f", by {holder}" if holder else ""
     return Finding(
         "error",
         f"Cannot listen on {where}: {reason}{by}.",
         "The server could not answer anybody.",
-        "Stop what is there, or choose another with --port.",
+        mend,
     )
 
 

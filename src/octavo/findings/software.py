@@ -32,10 +32,15 @@ def wrong_packages(unmet: tuple[str, ...]) -> Finding:
     )
 
 
-def missing(package: str, needed_for: str = "") -> Finding:
+DISTRIBUTIONS = {"zmq": "pyzmq", "yaml": "pyyaml", "multipart": "python-multipart", "sklearn": "scikit-learn"}
+"""Packages that are installed under another name than they are imported by."""
+
+
+def missing(module: str) -> Finding:
+    package = DISTRIBUTIONS.get(module, module)
     return Finding(
         "error",
-        f"The Python package {package} is missing{f' ({needed_for})' if needed_for else ''}.",
+        f"The Python package {package} is missing.",
         "Octavo cannot start without it.",
         f"pip install {package}",
     )
@@ -56,6 +61,15 @@ def numpy_broken(detail: str) -> Finding:
         f"NumPy cannot be imported: {detail.rstrip('.')}.",
         "Weights are read through it.",
         "pip install --force-reinstall 'numpy>=2.0'",
+    )
+
+
+def library_missing(detail: str) -> Finding:
+    return Finding(
+        "error",
+        f"A compiled library cannot be loaded: {detail.rstrip('.')}.",
+        "A package was installed in part, or for another system.",
+        "`octavo doctor` names the package it belongs to; pip install --force-reinstall PACKAGE mends it.",
     )
 
 

@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 
 from octavo.errors import InvalidConfig
-from octavo.findings.machine import cannot_listen
+from octavo.findings.machine import HIGH_PORT, OTHER_HOST, OTHER_PATH, OTHER_PORT, cannot_listen
 from octavo.server.options import ServerOptions
 
 BACKLOG = 2048
@@ -27,9 +27,13 @@ def listen(options: ServerOptions) -> socket.socket:
         return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
     except OSError as error:
         where = options.uds or f"port {options.port} of {options.host}"
-        holder = holder_of(options.port) if error.errno == errno.EADDRINUSE else ""
+        holder, mend = "", OTHER_PATH if options.uds else OTHER_HOST
+        if not options.uds and error.errno == errno.EADDRINUSE:
+            holder, mend = holder_of(options.port), OTHER_PORT
+        elif not options.uds and error.errno in (errno.EACCES, errno.EPERM):
+            mend = HIGH_PORT
         reason = (error.strerror or str(error)).partition(" (while")[0]  # what follows repeats the place
-        raise cannot_listen(where, reason, holder).as_error() from None
+        raise cannot_listen(where, reason, holder, mend).as_error() from None
 
 
 def check_certificate(options: ServerOptions) -> None:

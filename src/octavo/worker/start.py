@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+from pathlib import Path
 
 import torch
 
@@ -10,6 +11,7 @@ from octavo.core.memory import GIB, CacheSize, cpu_lines, num_parameters, size_c
 from octavo.errors import InvalidConfig
 from octavo.findings import gpu
 from octavo.findings.explain import explain
+from octavo.findings.finding import Finding
 from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles
 from octavo.model_spec import ModelSpec
@@ -23,6 +25,8 @@ from octavo.worker.runner import CPURunner
 
 logger = logging.getLogger("octavo")
 
+NVIDIA_DEVICE = Path("/dev/nvidiactl")  # there where a driver is
+
 
 def choose_device(config: EngineConfig) -> torch.device:
     """What computes.
@@ -32,19 +36,22 @@ def choose_device(config: EngineConfig) -> torch.device:
     """
     wanted, available = config.device.device, torch.cuda.is_available()
     if wanted == "cuda" and not available:
-        raise gpu.not_seen(_why_no_gpu()).as_error()
+        raise _no_gpu().as_error()
+    if wanted == "auto" and not available and NVIDIA_DEVICE.exists():
+        logger.warning("The GPU of this machine is not used; the CPU computes. %s", _no_gpu().line)
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
 
 
-def _why_no_gpu() -> str:
+def _no_gpu() -> Finding:
+    """Why torch finds none."""
     if torch.version.cuda is None:
-        return "this build of torch is for CPUs only"
+        is_there = NVIDIA_DEVICE.exists()
+        return gpu.torch_for_cpus(torch.__version__) if is_there else gpu.not_seen(gpu.BUILT_FOR_CPUS)
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever the driver says
-        found = explain(error)
-        return found.found if found else str(error)
-    return ""
+        return explain(error) or gpu.not_seen(str(error))
+    return gpu.not_seen("")
 
 
 def start_runner(
