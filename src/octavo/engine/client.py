@@ -56,6 +56,7 @@ class EngineClient:
         self._info: EngineInfo | None = None
         self._tokenizer: Tokenizer | None = None
         self._inputs: Inputs | None = None
+        self.chat_template: str | None = None  # the source of one that is used in place of the model's
         self.formats = Formats()  # how the model writes calls and thoughts, from "ready" on
         self._keys = itertools.count()
         self._feeds: dict[int, tuple[Feed, Sample]] = {}  # by key of a sequence, until it is finished
@@ -110,6 +111,11 @@ class EngineClient:
             self._refuse_unless_open()
             raise InvalidRequest("This engine runs without a tokenizer (skip_tokenizer_init).")
         return self._tokenizer
+
+    def formats_of(self, template: str) -> Formats:
+        """How calls and thoughts are written with this chat template, unless the engine's options say how."""
+        options = self.info.options.get("model", {})
+        return Formats.of(template, options.get("tool_call_parser"), options.get("reasoning_parser"))
 
     @property
     def num_live(self) -> int:
@@ -325,12 +331,8 @@ class EngineClient:
             self.end(f"The tokenizer cannot be read: {error}")
             return
         self._info = info
-        options = info.options.get("model", {})
-        self.formats = Formats.of(
-            chat.main_template(self._tokenizer) if self._tokenizer else "",
-            options.get("tool_call_parser"),
-            options.get("reasoning_parser"),
-        )
+        template = chat.main_template(self._tokenizer) if self._tokenizer else ""
+        self.formats = self.formats_of(self.chat_template or template)
         self._inputs = Inputs(
             self._tokenizer,
             vocab_size=info.vocab_size,

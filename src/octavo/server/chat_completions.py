@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: messages to an answer, whole or streamed, with logprobs."""
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from octavo.server.generation import Call, Prompt, Usage, Work, refuse_failed, t
 from octavo.server.json_body import Router
 from octavo.server.logprobs import ChatLogprobs, prompt_logprobs
 from octavo.server.protocol import ChatBody
+from octavo.server.reading import Reader, Reading, delta
 from octavo.server.serving import Serving, serving_of
 from octavo.server.sse import EventStream, encode, event
 from octavo.types import CompletionOutput, RequestOutput, SamplingParams
@@ -28,14 +30,23 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     with _named_as_given(body):
         params = _params(serving, body)
     serving.check_choices(params.n)
+    if body.constrains:
+        raise InvalidRequest(
+            f"tool_choice={body.choice.mode} is not available: structured output is not built in yet.",
+            "With auto the model decides.",
+            param="tool_choice",
+        )
     text, unread = await serving.chat_prompt(body)
     headers = serving.headers(body, unread)
     cut = body.truncate_prompt_tokens is not None
     ids = await serving.encode(text, body.add_special_tokens, may_be_longer=cut)
     ids = truncated(body, ids, serving.engine.info.max_model_len, params.max_tokens)
+    reading = Reading.of(serving, body, text, ids)
+    if reading is not None and reading.shown_token_ids:
+        params = dataclasses.replace(params, shown_token_ids=reading.shown_token_ids)
     with _named_as_given(body):
         call = await Call.of(serving, request, body, "chatcmpl", [Prompt(text, ids)], params)
-    answer = _Answer(serving, body, call)
+    answer = _Answer(serving, body, call, reading)
     if body.stream:
         return EventStream(answer.chunks(await call.start()), headers, serving.options.sse_keep_alive_interval)
     outputs = await call.finish(request)
@@ -71,7 +82,7 @@ def _named_as_given(body: ChatBody) -> Iterator[None]:
 class _Answer:
     """The answer to one request, in either form."""
 
-    def __init__(self, serving: Serving, body: ChatBody, call: Call) -> None:
+    def __init__(self, serving: Serving, body: ChatBody, call: Call, reading: Reading | None) -> None:
         self.body, self.call = body, call
         self.tokenizer = serving.tokenizer
         self.usage_at_end = body.usage_at_end or serving.options.enable_force_include_usage
@@ -80,6 +91,7 @@ class _Answer:
         top = body.top_logprobs or 0
         as_ids = body.return_tokens_as_token_ids
         self.logprobs = ChatLogprobs(self.tokenizer, top, as_ids, params.skip_special_tokens) if body.logprobs else None
+        self.readers = [Reader(reading) for _ in range(call.n)] if reading else []
         last = body.messages[-1]
         self.role = serving.options.response_role if body.add_generation_prompt else last["role"]
         self.echoed = _text_of(last.get("content")) if body.echo and last["role"] == self.role else ""
@@ -110,7 +122,7 @@ class _Answer:
         self.usage.completion_tokens += len(sample.token_ids)
         message = {
             "role": self.role,
-            "content": self.echoed + sample.text,
+            "content": sample.text,
             "refusal": None,
             "annotations": None,
             "audio": None,
@@ -118,14 +130,25 @@ class _Answer:
             "tool_calls": None,
             "reasoning": None,
         }
+        finish_reason = sample.finish_reason
+        if self.readers:
+            reader = self.readers[sample.index]
+            message |= reader.message(sample)
+            finish_reason = reader.finish_reason(sample)
+            self._count_thoughts()
+        if self.echoed:
+            message["content"] = self.echoed + (message["content"] or "")
         return {
             "index": sample.index,
             "message": message,
             "logprobs": self.logprobs.part(sample.logprobs or ()) if self.logprobs else None,
-            "finish_reason": sample.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": sample.stop_reason,
             "token_ids": sample.token_ids if self.body.return_token_ids else None,
         }
+
+    def _count_thoughts(self) -> None:
+        self.usage.reasoning_tokens = sum(reader.num_reasoning_tokens for reader in self.readers)
 
     async def chunks(self, work: Work) -> AsyncGenerator[bytes, None]:
         """Events for each output of the engine; the plain ones are put together from ready-made bytes."""
@@ -159,12 +182,19 @@ class _Answer:
                         if self.echoed:
                             events.append(heads[index] + encode(self.echoed) + tail)
                     usage.completion_tokens += len(sample.token_ids)
-                    if plain and sample.finish_reason is None:
+                    if self.readers:
+                        refuse_failed(sample)
+                        for choice in self._read(sample):
+                            text = choice["delta"].get("content")
+                            short = plain and choice["finish_reason"] is None and text is not None
+                            events.append(heads[index] + encode(text) + tail if short else chunk(choice))
+                    elif plain and sample.finish_reason is None:
                         events.append(heads[index] + encode(sample.text) + tail)
                     else:
                         refuse_failed(sample)
                         events.append(chunk(self._delta(sample)))
-                yield events[0] if len(events) == 1 else b"".join(events)
+                if events:  # text may be held back that could begin a mark
+                    yield events[0] if len(events) == 1 else b"".join(events)
         finally:
             await outputs.aclose()
             await work.aclose()
@@ -178,12 +208,29 @@ class _Answer:
             choice["prompt_token_ids"] = output.prompt_token_ids
         return choice
 
-    def _delta(self, sample: CompletionOutput) -> dict[str, Any]:
-        choice = {
+    def _read(self, sample: CompletionOutput) -> list[dict[str, Any]]:
+        """A choice for each part of the answer that is new; what else there is to tell stands in the last one."""
+        reader = self.readers[sample.index]
+        deltas = [delta(part) for part in reader.parts(sample)]
+        if self.usage_at_end:
+            self._count_thoughts()
+        if not deltas and (sample.finish_reason or self.logprobs or self.body.return_token_ids):
+            deltas = [{}]
+        choices = [
+            {"index": sample.index, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas[:-1]
+        ]
+        if deltas:
+            choices.append(self._delta(sample, deltas[-1], reader.finish_reason(sample)))
+        return choices
+
+    def _delta(
+        self, sample: CompletionOutput, delta: dict[str, Any] | None = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {
             "index": sample.index,
-            "delta": {"content": sample.text},
+            "delta": {"content": sample.text} if delta is None else delta,
             "logprobs": self.logprobs.part(sample.logprobs or ()) if self.logprobs else None,
-            "finish_reason": sample.finish_reason,
+            "finish_reason": finish_reason or sample.finish_reason,
         }
         if sample.finish_reason is not None:
             choice["stop_reason"] = sample.stop_reason

@@ -198,6 +198,7 @@ class Usage:
     def __init__(self, call: Call) -> None:
         self.prompt_tokens = sum(len(group.requests[0].prompt_token_ids) for group in call.groups)
         self.completion_tokens = 0
+        self.reasoning_tokens: int | None = None  # of completion_tokens, where thoughts are told apart
         self._cached: dict[int, int] = {}  # by prompt
 
     def add(self, place: int, output: RequestOutput) -> None:
@@ -210,7 +211,9 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "completion_tokens": self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
-            "completion_tokens_details": None,
+            "completion_tokens_details": None
+            if self.reasoning_tokens is None
+            else {"reasoning_tokens": self.reasoning_tokens},
         }
 
 

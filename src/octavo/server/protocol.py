@@ -4,15 +4,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, WithJsonSchema, model_validator
 
 from octavo.errors import InvalidRequest, shown
 from octavo.known import Elsewhere
+from octavo.server.tool_choice import ToolChoice, check_tools
 from octavo.types import INT64_MAX, SAMPLING_ELSEWHERE, SamplingParams
 
 _OURS = ("detokenize", "output_kind", "shown_token_ids")  # set by the server
 SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams) if field.name not in _OURS)
-_LATER = "tool calls are not built in yet"
+_LATER = "it is the older form of tools and tool_choice"
 _STRUCTURED = "structured output is not built in yet"
 REQUEST_ELSEWHERE: Mapping[str, Elsewhere] = {
     **SAMPLING_ELSEWHERE,
@@ -32,7 +33,6 @@ REQUEST_ELSEWHERE: Mapping[str, Elsewhere] = {
     "vllm_xargs": Elsewhere("no extension reads them", (None, {})),
     "mm_processor_kwargs": Elsewhere("models are text only", (None, {})),
     "media_io_kwargs": Elsewhere("models are text only", (None, {})),
-    "include_reasoning": Elsewhere("reasoning is not told apart from the answer yet", (None, True)),
 }
 """Fields that other engines read: taken at a harmless value, refused with the sentence at any other."""
 
@@ -188,22 +188,24 @@ class ChatBody(GenerationBody):
     ] = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    _choice: ToolChoice = PrivateAttr(default=ToolChoice("none"))
 
     @model_validator(mode="after")
     def _chat_consistent(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs=true.", param="top_logprobs")
-        if self.tools is not None and not self.tools:
-            raise InvalidRequest("tools must not be an empty list: leave it out.", param="tools")
-        if self.tool_choice not in (None, "none") and not self.tools:
-            raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
-        if self.tools and self.tool_choice != "none":
-            raise InvalidRequest(
-                f"tools are not available: {_LATER}.",
-                "With tool_choice='none' the model only reads them.",
-                param="tools",
-            )
+        self._choice = check_tools(self.tools, self.tool_choice)
         return self
+
+    @property
+    def choice(self) -> ToolChoice:
+        return self._choice
+
+    @property
+    def constrains(self) -> bool:
+        """Whether the answer must be a call."""
+        return self._choice.mode in ("required", "named")
 
 
 class TokenizeBody(Body):

@@ -26,6 +26,7 @@ from octavo.server.options import ServerOptions
 from octavo.server.protocol import Body, ChatBody, TokenizeBody
 from octavo.text import chat
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tools.formats import Formats
 from octavo.types import INT64_MAX, SamplingParams
 from octavo.version import __version__
 
@@ -58,6 +59,7 @@ class Serving:
         self._begun = time.monotonic()
         given = options.chat_template
         self.chat_template = None if given is None else chat.read_template(given)
+        engine.chat_template = self.chat_template
         self._told: set[str] = set()
 
     def info(self) -> EngineInfo:
@@ -194,6 +196,8 @@ class Serving:
                 )
         if body.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", body.reasoning_effort)
+            if body.reasoning_effort == "none":
+                variables.setdefault("enable_thinking", False)
         template = body.chat_template if body.chat_template is not None else self.chat_template
         render = functools.partial(
             chat.render,
@@ -210,6 +214,12 @@ class Serving:
         text = await off_loop(_size(body) if body.chat_template is None else LONG_TEXT + 1, render)
         read = chat.variables(self.engine.tokenizer, template, body.tools) if variables else frozenset()
         return text, tuple(f"chat_template_kwargs.{name}" for name in body.chat_template_kwargs if name not in read)
+
+    def formats(self, body: ChatBody) -> Formats:
+        """How the model writes calls and thoughts, with the template that this request uses."""
+        if body.chat_template is None:
+            return self.engine.formats
+        return self.engine.formats_of(chat.source(self.engine.tokenizer, body.chat_template, body.tools))
 
     async def encode(self, text: str, add_special_tokens: bool, *, may_be_longer: bool = False) -> list[int]:
         """Token ids of a text.

@@ -79,6 +79,11 @@ def variables(
     return _compile(_choose(tokenizer, chat_template, tools)).variables
 
 
+def source(tokenizer: Tokenizer, chat_template: str | None = None, tools: object = None) -> str:
+    """The Jinja source that `render` uses for these arguments."""
+    return _choose(tokenizer, chat_template, tools)
+
+
 def main_template(tokenizer: Tokenizer) -> str:
     """The source of the model's template that knows most: the one for tools, if it has one; "" without templates."""
     named = tokenizer.chat_templates

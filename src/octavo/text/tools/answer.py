@@ -57,6 +57,7 @@ class AnswerParser:
         reasoning: how thoughts are marked; None leaves them in the text.
         schemas: of the arguments of each tool, by its name.
         thinking: whether the answer begins inside a thought.
+        after_mark: whether the prompt ends with the mark that ends a thought.
         constrained: whether the answer is nothing but calls as JSON, a list or one, because decoding was forced so; or
             the name of the one function whose arguments it is.
     """
@@ -68,6 +69,7 @@ class AnswerParser:
         schemas: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         thinking: bool = False,
+        after_mark: bool = False,
         parallel: bool = True,
         constrained: str | bool = False,
     ) -> None:
@@ -81,7 +83,7 @@ class AnswerParser:
         self._cut = False
         self._parts: list[Part] = []
         self._space = ""  # at the end of the text: it goes where a mark follows
-        self._fresh = False  # a mark came last
+        self._fresh = after_mark  # a mark came last
         self._reader = Reader()
         harmony = tools is not None and tools.body == "harmony"
         self._read = self._harmony() if harmony else self._answer()
