@@ -101,6 +101,9 @@ class DeviceConfig:
     """Let the same request give the same numbers, bit for bit, whatever else runs; slower, and on GPUs only."""
     num_threads: int | None = None
     """Threads of a CPU engine; the physical cores this process may use when not given."""
+    cpu_bind: str = "auto"
+    """CPUs that the threads of a CPU engine are pinned to, one each: 0-3,8. auto: one thread on each physical core where
+    they take all of them; none: the system places them."""
 
 
 @dataclass(frozen=True, slots=True)

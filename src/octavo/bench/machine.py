@@ -41,7 +41,7 @@ def machine(
         raise InvalidConfig("device=cuda: torch finds no NVIDIA GPU.", "Leave device at auto, or see nvidia-smi.")
     chosen = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
     if chosen.type == "cpu":
-        torch.set_num_threads(num_threads or here.physical_cores())
+        torch.set_num_threads(num_threads or here.usable_cores())
     usual = torch.bfloat16 if chosen.type == "cuda" else here.fast_dtype()
     kind = usual if dtype == "auto" else here.choose_dtype(dtype, None)
     found = peaks(chosen, kind, again=True)

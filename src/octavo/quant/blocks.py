@@ -4,6 +4,7 @@ A checkpoint's blocks arrive as uint8 [rows, in_features / 32, 36]: scale and mi
 32 signed bytes; a weight is scale * number + minimum. GGUF's types of 32 fit without loss (formats/gguf_blocks.py).
 """
 
+import ctypes
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from octavo.quant.parameter import empty
 
 BLOCK = 32
 HEAD = 4 * LANES  # bytes of sixteen scales and sixteen minima in a group of sixteen columns
-STEP_ROWS = 4096  # quantized at once
 
 
 class Blocks(Native):
@@ -53,23 +53,18 @@ class Blocks(Native):
             raise InvalidWeights(
                 f"has shape {found} but the model's configuration asks for {[wanted[0], layer.in_features]}."
             )
-        if not tensor[..., :4].contiguous().view(torch.float16).isfinite().all():
+        blocks, packed = tensor.contiguous(), layer.packed[rows.start // LANES : rows.stop // LANES]
+        finite = self.library.octavo_pack(
+            ctypes.c_long(self.bits),
+            ctypes.c_void_p(blocks.data_ptr()),
+            ctypes.c_long(wanted[0]),
+            ctypes.c_long(layer.in_features),
+            ctypes.c_long(torch.get_num_threads()),
+            ctypes.c_void_p(packed.data_ptr()),
+        )
+        if not finite:
             raise InvalidWeights("holds NaN or infinity.", "The file is damaged.")
-        self._pack(layer.packed[rows.start // LANES : rows.stop // LANES], tensor)
         return None
-
-    def _pack(self, packed: Tensor, blocks: Tensor) -> None:
-        groups, count = packed.shape[:2]
-        by_group = blocks.view(groups, LANES, count, 4 + BLOCK).transpose(1, 2)  # [groups, blocks, 16, bytes]
-        packed[..., : HEAD // 2] = by_group[..., :2].flatten(2)
-        packed[..., HEAD // 2 : HEAD] = by_group[..., 2:4].flatten(2)
-        numbers = by_group[..., 4:]
-        if self.bits == 8:
-            packed[..., HEAD:] = torch.unflatten(numbers, -1, (BLOCK // 2, 2)).transpose(2, 3).flatten(2)
-            return
-        quads = torch.unflatten(numbers, -1, (4, 2, 2, 2))  # words of two bytes of two numbers; then neighbours
-        both = quads[..., 0, :] | quads[..., 1, :] << 4  # [groups, blocks, 16, quad, byte, neighbour]
-        packed[..., HEAD:] = both.permute(0, 1, 3, 2, 5, 4).flatten(2)
 
     def finish(self, layer: LinearLayer) -> None:
         self._pad_bias(layer)
@@ -107,19 +102,14 @@ class Quantized(Blocks):
 
     def finish(self, layer: LinearLayer) -> None:
         layer.packed = self._empty(layer)
-        for begin in range(0, layer.out_features, STEP_ROWS):
-            part = layer.weight[begin : begin + STEP_ROWS]
-            end = begin + len(part)
-            self._pack(layer.packed[begin // LANES : end // LANES], quantize(part))
+        weight = layer.weight
+        self.library.octavo_quantize(
+            weight.dtype == torch.bfloat16,
+            ctypes.c_void_p(weight.data_ptr()),
+            ctypes.c_long(layer.out_features),
+            ctypes.c_long(layer.in_features),
+            ctypes.c_long(torch.get_num_threads()),
+            ctypes.c_void_p(layer.packed.data_ptr()),
+        )
         del layer.weight
         super().finish(layer)
-
-
-def quantize(weight: Tensor) -> Tensor:
-    """[rows, in_features] -> uint8 [rows, in_features / 32, 36], minima 0."""
-    values = torch.unflatten(weight.float(), -1, (-1, BLOCK))
-    heads = torch.zeros(*values.shape[:-1], 2, dtype=torch.float16)
-    heads[..., 0] = values.abs().amax(-1) / 127
-    scale = heads[..., :1].float()
-    numbers = torch.where(scale > 0, values / scale, 0).round_().clamp_(-127, 127).to(torch.int8)
-    return torch.cat([heads.view(torch.uint8), numbers.view(torch.uint8)], -1)

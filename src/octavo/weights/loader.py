@@ -81,7 +81,7 @@ def _fill(target: Target, kind: str, name: str, tensor: Tensor) -> bool:
         filled = layer.load(part, kind, tensor)
     except InvalidWeights as error:
         raise InvalidWeights(f"The tensor {name} {error.message}", error.hint) from None
-    if filled and tensor.numel():
+    if filled and tensor.numel() and tensor.is_floating_point():  # blocks of whole numbers check their scales
         _check_values(name, tensor, layer.dtype)
     return filled
 

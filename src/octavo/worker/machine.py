@@ -56,16 +56,44 @@ def _first_number(path: str, label: str, scale: int) -> int | None:
     return None
 
 
+def allowed_cpus() -> list[int]:
+    """Numbers of the CPUs that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def one_cpu_a_core() -> list[int]:
+    """Of the CPUs that this process may use, the first of each core: two hardware threads of one core count once."""
+    found: dict[str, int] = {}
+    for cpu in allowed_cpus():
+        try:
+            core = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            core = str(cpu)
+        found.setdefault(core, cpu)
+    return list(found.values())
+
+
 def physical_cores() -> int:
     """Cores this process may use, two hardware threads of one core counted once."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = set()
-    for cpu in allowed:
+    return len(one_cpu_a_core())
+
+
+def usable_cores() -> int:
+    """Physical cores, or fewer where the container may use less CPU time: when it is spent, all threads stand still."""
+    quota = _quota()
+    return physical_cores() if quota is None else max(1, min(physical_cores(), int(quota)))
+
+
+def _quota() -> float | None:
+    """CPUs that a container may use at once, for version 2 and 1 of control groups."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
-            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
-        except OSError:
-            cores.add(str(cpu))
-    return max(1, len(cores))
+            words = " ".join(Path("/sys/fs/cgroup", name).read_text() for name in names).split()
+            quota = int(words[0]) / int(words[1])
+        except (OSError, ValueError, IndexError, ZeroDivisionError):  # no such file, or "max"
+            continue
+        return quota if quota > 0 else None
+    return None
 
 
 def fast_dtype() -> torch.dtype:

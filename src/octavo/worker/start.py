@@ -22,6 +22,7 @@ from octavo.worker.limits import Limits
 from octavo.worker.load import load_model, phase
 from octavo.worker.native import cpu_attention
 from octavo.worker.runner import CPURunner
+from octavo.worker.threads import choose_threads, place
 
 logger = logging.getLogger("octavo")
 
@@ -106,7 +107,7 @@ def _start_cpu(
             f"kv_cache_dtype={config.cache.kv_cache_dtype} needs a GPU: on a CPU K and V have the model's type.",
             "Leave kv_cache_dtype at auto.",
         )
-    torch.set_num_threads(config.device.num_threads or machine.physical_cores())
+    place(choose_threads(config.device.num_threads, config.device.cpu_bind))
     dtype = machine.choose_dtype(config.model.dtype, None if gguf else spec.dtype)
     # Before the weights: what cannot fit is refused at once.
     size = _cpu_cache_size(config, spec, dtype, limits.block_size)

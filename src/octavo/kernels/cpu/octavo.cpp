@@ -1,5 +1,6 @@
 // What Python calls: plain functions over addresses (library.py has their Python side).
 #include "decoder.h"
+#include "pack.h"
 
 using namespace octavo;
 
@@ -53,6 +54,14 @@ void decode(const Network& network, const Rows& rows, float* residual, void* out
 #pragma GCC visibility push(default)
 extern "C" {
 
+// From the next call on, thread n of a team runs on the n-th of these CPUs alone, or on any of them.
+void octavo_bind(const int* cpus, long count, int one_each) {
+  const std::lock_guard<std::mutex> hold(places.lock);
+  places.cpus.assign(cpus, cpus + count);
+  places.one_each = one_each;
+  places.version++;
+}
+
 void octavo_attention(int bfloat16, const Rows* step, const Heads* heads, void* key_cache, void* value_cache,
                       const void* query, long query_stride, const void* key, long key_stride, const void* value,
                       long value_stride, void* out) {
@@ -63,6 +72,32 @@ void octavo_attention(int bfloat16, const Rows* step, const Heads* heads, void* 
 void octavo_linear(int bfloat16, int wide, const Matrix* matrix, long threads, const void* x, long rows, void* out) {
   (!bfloat16 ? linear<Float32, Float32> : wide ? linear<BFloat16, Float32> : linear<BFloat16, BFloat16>)(
       *matrix, threads, x, rows, out);
+}
+
+// Blocks of a file [columns, inner / 32, 36] -> groups; returns whether all scales and minima are finite.
+int octavo_pack(long bits, const uint8_t* from, long columns, long inner, long threads, uint8_t* to) {
+  const long blocks = inner / BLOCK, groups = columns / LANES;
+  std::atomic<int> finite{1};
+  with_team(threads, 1, [&](Worker& worker) {
+    worker.run(groups, [&](long group) {
+      const uint8_t* at = from + group * LANES * blocks * FILE_BLOCK;
+      uint8_t* out = to + group * blocks * block_bytes(bits);
+      if (!(bits == 4 ? pack_group<4> : pack_group<8>)(at, blocks, out)) finite = 0;
+    });
+  });
+  return finite;
+}
+
+// Weights [columns, inner] -> groups of 8 bits.
+void octavo_quantize(int bfloat16, const void* from, long columns, long inner, long threads, uint8_t* to) {
+  const long blocks = inner / BLOCK, size = LANES * inner;
+  with_team(threads, 1, [&](Worker& worker) {
+    worker.run(columns / LANES, [&](long group) {
+      uint8_t* out = to + group * blocks * block_bytes(8);
+      if (bfloat16) quantize_group<BFloat16>(static_cast<const uint16_t*>(from) + group * size, blocks, out);
+      else quantize_group<Float32>(static_cast<const float*>(from) + group * size, blocks, out);
+    });
+  });
 }
 
 // residual [rows, hidden] float32: the embeddings, overwritten; out: final hidden states in the model's type.

@@ -6,8 +6,34 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 namespace octavo {
+
+// Where threads run: each on its own of some CPUs, or on all of them. See octavo_bind.
+struct Places {
+  std::atomic<long> version{0};
+  std::mutex lock;
+  std::vector<int> cpus;
+  bool one_each = false;
+};
+inline Places places;
+
+// A thread goes where `places` says, once. The caller's (number 0) stays free: what it starts would inherit its place.
+inline void take_place(size_t number) {
+#if defined(__linux__)
+  static thread_local long seen = 0;
+  if (number == 0 || seen == places.version.load(std::memory_order_acquire)) return;
+  const std::lock_guard<std::mutex> hold(places.lock);
+  seen = places.version;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (size_t i = 0; i < places.cpus.size(); i++)
+    if (!places.one_each || i == number % places.cpus.size()) CPU_SET(places.cpus[i], &set);
+  sched_setaffinity(0, sizeof(set), &set);
+#endif
+}
 
 // A stage's items are handed out one by one. It is over when all are done, whoever did them: a thread that the
 // system has put aside delays the others only by the item that it holds.
@@ -66,6 +92,7 @@ void with_team(long threads, long num_stages, const F& work) {
   }
 #pragma omp parallel num_threads(int(threads))
   {
+    take_place(size_t(omp_get_thread_num()));
     Worker worker(first, omp_get_num_threads() == 1);
     work(worker);
   }
