@@ -102,8 +102,7 @@ class DeviceConfig:
     num_threads: int | None = None
     """Threads of a CPU engine; the physical cores this process may use when not given."""
     cpu_bind: str = "auto"
-    """CPUs that the threads of a CPU engine are pinned to, one each: 0-3,8. auto: one thread on each physical core where
-    they take all of them; none: the system places them."""
+    """CPUs of a CPU engine's threads, one each: 0-3,8. auto: a core each where they take all; none: not pinned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import re
 from dataclasses import dataclass
 
 import torch
@@ -75,7 +76,8 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) - int(first) not in range(4096):
+        number = re.compile("[0-9]{1,4}").fullmatch
+        if not number(first) or (dash and not number(last)) or int(last or first) < int(first):
             raise InvalidConfig(f"cpu_bind={shown(text)} is not allowed: it must be auto, none, or CPUs such as 0-3,8.")
         found += range(int(first), int(last or first) + 1)
     if len(set(found)) < len(found):
