@@ -8,6 +8,7 @@ import torch
 from octavo.bench import results
 from octavo.bench.roofline import threads_of
 from octavo.errors import InvalidConfig
+from octavo.findings.gpu import not_seen
 from octavo.worker import machine as here
 from octavo.worker.peaks import peaks
 
@@ -38,7 +39,7 @@ def machine(
     if num_threads is not None and num_threads < 1:
         raise InvalidConfig(f"num_threads={num_threads} is not allowed: it must be from 1.")
     if device == "cuda" and not torch.cuda.is_available():
-        raise InvalidConfig("device=cuda: torch finds no NVIDIA GPU.", "Leave device at auto, or see nvidia-smi.")
+        raise not_seen("").as_error()
     chosen = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
     if chosen.type == "cpu":
         torch.set_num_threads(num_threads or here.usable_cores())

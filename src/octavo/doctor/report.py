@@ -62,9 +62,9 @@ def _show_fault(console: Console, one: Result, width: int, redact: Redactor) -> 
     table.add_column(width=width)
     table.add_column(overflow="fold")
     table.add_row(*_head(one), Text(redact(one.finding.found), style="bold"))
-    for word, text in (("why", one.finding.why), ("mend", one.finding.mend)):
+    for word, text, style in (("why", one.finding.why, ""), ("mend", one.finding.mend, "cyan")):
         if text:
-            table.add_row("", Text(word, justify="right", style="dim"), redact(text))
+            table.add_row("", Text(word, justify="right", style="dim"), Text(redact(text), style=style))
     console.print(table)
 
 
