@@ -18,7 +18,7 @@ from octavo.bench import charts, report, report_figures, results
 from octavo.bench.client import Answer
 from octavo.bench.echo import EchoServer, even
 from octavo.bench.measures import percentile, summary
-from octavo.bench.serve import _details
+from octavo.bench.serve import details
 from octavo.errors import InvalidConfig
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -63,7 +63,7 @@ def serving(**changes: Any) -> dict[str, Any]:
         first = answer.sent + 0.1 + i / 1000
         answer.times = [first + 0.02 * gap for gap in range(5)]
         answer.end = answer.times[-1]
-    found = summary(answers, {}, [50, 90, 99]) | _details(answers)
+    found = summary(answers, {}, [50, 90, 99]) | details(answers)
     found |= {"endpoint_type": "openai", "model_id": "tiny", "date": "20260101-000000", "request_rate": "10"}
     return found | {"configuration": {"load": {"max_concurrency": 8}}} | results.environment() | changes
 

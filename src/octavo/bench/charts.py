@@ -176,7 +176,7 @@ def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], x_label: st
 
 def intervals(rows: Sequence[tuple[str, float, float, float]], x_label: str) -> str:
     """A dot and its interval in each row (name, low, value, high), around a line at 1."""
-    left = LEFT + 110
+    left = min(320, max(LEFT + 110, 16 + round(6.3 * max(len(row[0]) for row in rows))))
     height = TOP + len(rows) * ROW + BOTTOM
     ends = [1.0, *(row[1] for row in rows), *(row[3] for row in rows)]
     step = _round_up((max(ends) - min(ends) or 0.1) / 6)

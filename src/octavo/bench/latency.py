@@ -83,7 +83,7 @@ def latency(
             engine.reset_prefix_cache()
             run(0)
 
-        with offline.progress(total, "Batches") as bar:
+        with results.progress(total, "Batches") as bar:
             for place in range(total):
                 with watching if place >= num_iters_warmup else nullcontext():
                     batches.append(run(place))
@@ -126,7 +126,8 @@ def latency(
         )
     print(f"Output throughput: {result['output_throughput']:.2f} tokens/s")
     roofline.show(limits)
+    requests = offline.requests(measured)
     if output_json:
-        results.write_json(output_json, result)
+        results.write_json(output_json, result | {"requests": offline.without_gaps(requests)})
     if output_html:
-        report.write(output_html, result | {"requests": offline.requests(measured)})
+        report.write(output_html, result | {"requests": requests})

@@ -1,13 +1,11 @@
 """Drives an engine in this process and notes when each request's tokens come."""
 
 import dataclasses
-import sys
 import time
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from tqdm import tqdm
 
 from octavo.bench.workload import Item
 from octavo.engine.engine import Engine
@@ -21,6 +19,8 @@ LOWEST_ID = 16  # special tokens mostly stand below
 class Timing:
     """One request: seconds after the batch was given, and tokens. `times` are those of each step that brought some."""
 
+    id: str = ""  # by which the scheduler calls it (its first sample)
+    tokenization: float = 0.0  # before the batch was given
     first: float = 0.0
     end: float = 0.0
     times: list[float] = field(default_factory=list)
@@ -34,10 +34,11 @@ class Timing:
 
 @dataclass(slots=True)
 class Batch:
-    """A batch that was answered: tokenization and all else apart, in seconds."""
+    """A batch that was answered: tokenization and all else apart, in seconds; `begin` is between them, on the clock."""
 
     tokenization: float
     seconds: float
+    begin: float = 0.0
     timings: list[Timing] = field(default_factory=list)
 
     @property
@@ -49,31 +50,44 @@ class Batch:
         return sum(timing.prompt_tokens for timing in self.timings)
 
 
-def run(engine: Engine, items: Sequence[Item], *, detokenize: bool = True, n: int = 1, bar: Any = None) -> Batch:
-    """Answer all items at once, each with exactly its number of tokens.
+def run(
+    engine: Engine,
+    items: Sequence[Item],
+    *,
+    detokenize: bool = True,
+    n: int = 1,
+    ignore_eos: bool = True,
+    bar: Any = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Batch:
+    """Answer all items at once, each with exactly its number of tokens unless the end of sequence is obeyed.
 
     Raises:
         InvalidRequest: an item can never run.
         OctavoError: a request ended with a fault; a benchmark has no use for the others.
     """
-    begin = time.perf_counter()
     params = SamplingParams(
         n=n,
         temperature=0.0 if n == 1 else 1.0,
-        ignore_eos=True,
+        ignore_eos=ignore_eos,
         detokenize=detokenize and engine.tokenizer is not None,
         output_kind=RequestOutputKind.DELTA,
     )
-    groups = [engine.check(item.prompt, dataclasses.replace(params, max_tokens=item.output_len)) for item in items]
-    tokenization = time.perf_counter() - begin
-    timings = {group.id: Timing(prompt_tokens=len(group.requests[0].prompt_token_ids)) for group in groups}
-    begin = time.perf_counter()
+    groups, timings, start = [], {}, clock()
+    for item in items:
+        begin = clock()
+        group = engine.check(item.prompt, dataclasses.replace(params, max_tokens=item.output_len))
+        request = group.requests[0]
+        timings[group.id] = Timing(request.id, clock() - begin, prompt_tokens=len(request.prompt_token_ids))
+        groups.append(group)
+    begin = clock()
+    tokenization = begin - start
     try:
         for group in groups:
             engine.add(group)
         while engine.has_unfinished:
             outputs = engine.step()
-            now = time.perf_counter() - begin
+            now = clock() - begin
             for output in outputs:
                 timing = timings[output.request_id]
                 timing.output_tokens += sum(len(sample.token_ids) for sample in output.outputs)
@@ -90,7 +104,7 @@ def run(engine: Engine, items: Sequence[Item], *, detokenize: bool = True, n: in
     except BaseException:
         engine.clear()
         raise
-    return Batch(tokenization, time.perf_counter() - begin, list(timings.values()))
+    return Batch(tokenization, clock() - begin, begin, list(timings.values()))
 
 
 def requests(batches: Sequence[Batch]) -> dict[str, Any]:
@@ -111,6 +125,35 @@ def requests(batches: Sequence[Batch]) -> dict[str, Any]:
     return found
 
 
+def without_gaps(requests: dict[str, Any]) -> dict[str, Any]:
+    """What a JSON file keeps of `requests`: not every gap between two tokens, which are by far the most."""
+    return {name: values for name, values in requests.items() if name != "itls"}
+
+
+def texts(engine: Engine, items: Sequence[Item]) -> list[Item]:
+    """The same requests as texts, so that tokenizing them takes its time; without a tokenizer they stay ids.
+
+    A text has as many tokens as the ids had, give or take those of its last character.
+    """
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        return list(items)
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text))
+
+    found = []
+    for item in items:
+        assert not isinstance(item.prompt, str)
+        wanted = len(item.prompt)
+        text = tokenizer.decode(item.prompt).replace("\ufffd", "") or "a"
+        while count(text) < wanted:
+            text += " " + text
+        end = bisect_left(range(len(text)), wanted, key=lambda place: count(text[:place]))
+        found.append(Item(text[:end], item.output_len))
+    return found
+
+
 def highest_id(engine: Engine) -> int:
     return engine.spec.vocab_size - 1
 
@@ -128,7 +171,3 @@ def configuration(engine: Engine) -> dict[str, Any]:
             "max_num_batched_tokens": engine.scheduler.max_num_batched_tokens,
         }
     }
-
-
-def progress(total: int, what: str) -> Any:
-    return tqdm(total=total, desc=what, disable=not sys.stderr.isatty())

@@ -80,14 +80,11 @@ def rows_figures(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
     if not rows:
         return []
     if {"phase", "seconds"} <= rows[0].keys():
-        begin, bars = 0.0, []
-        for row in rows:
-            seconds = float(row["seconds"])
-            bars.append([(begin, seconds, 0, f"{row['phase']}: {seconds:.3f} s")])
-            begin += seconds
-        return [("Phases of the start", charts.timeline(bars, ["phase"], "seconds", "phases in their order"))]
+        return [_start(kind, rows) for kind in dict.fromkeys(str(row.get("caches") or "") for row in rows)]
     if {"metric", "ratio", "low", "high"} <= rows[0].keys():
-        found = [(label_of(str(r["metric"])), r["low"], r["ratio"], r["high"]) for r in rows if is_number(r["ratio"])]
+        found = [(label_of(str(r["metric"])), r["low"], r["ratio"], r["high"]) for r in rows if is_number(r["low"])]
+        if not found:
+            return []
         return [
             ("Ratios, with their confidence intervals", charts.intervals(found, "ratio of the second to the first"))
         ]
@@ -96,6 +93,18 @@ def rows_figures(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
         *_over(varied, rows),
         *throughput_figures(rows, [str(row.get(varied)) for row in rows], f", by {label_of(varied).lower()}"),
     ]
+
+
+def _start(kind: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The phases of a cold or a warm start, one after another."""
+    begin, bars = 0.0, []
+    for row in rows:
+        if str(row.get("caches") or "") == kind:
+            seconds = float(row["seconds"])
+            bars.append([(begin, seconds, 0, f"{row['phase']}: {seconds:.3f} s")])
+            begin += seconds
+    title = f"Phases of a {kind} start" if kind else "Phases of the start"
+    return title, charts.timeline(bars, ["phase"], "seconds", "phases in their order")
 
 
 def _over(varied: str, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

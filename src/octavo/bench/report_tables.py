@@ -36,8 +36,28 @@ LABELS = {
     "input_len": "Tokens of a prompt",
     "output_len": "Tokens of an answer",
     "batch_size": "Requests in a batch",
+    "output_tokens": "Output tokens",
+    "input_tokens": "Tokens of a prompt",
+    "batch_seconds": "Time of a batch (s)",
+    "cold_batch_seconds": "Time of the cold batch (s)",
+    "cold_ttft_ms": "Cold TTFT (ms)",
+    "decode_of_limit": "Decode, share of the limit",
+    "mean_tokenization_ms": "Tokenization (ms)",
+    "mean_queue_ms": "Queue (ms)",
+    "mean_prefill_ms": "Prefill (ms)",
+    "mean_first_token_ms": "First token (ms)",
+    "mean_decode_ms": "Decode (ms)",
+    "mean_detokenization_ms": "Detokenization (ms)",
+    "mean_whole_ms": "Whole (ms)",
+    "mean_decode_token_ms": "Decode a token (ms)",
+}
+LABELS |= {
+    f"avg_{kind}_{name}_time": f"Mean {kind} start{end} (s)"
+    for kind in ("cold", "warm")
+    for name, end in (("startup", ""), ("first_token", " to the first token"))
 }
 HEADLINES = (
+    *("avg_cold_startup_time", "avg_warm_startup_time", "avg_cold_first_token_time", "avg_warm_first_token_time"),
     *("output_throughput", "output_tokens_per_second", "request_throughput", "requests_per_second", "request_goodput"),
     *("avg_latency", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "median_e2el_ms", "failed"),
 )
@@ -212,6 +232,9 @@ def percents_of(result: Mapping[str, Any], name: str) -> dict[float, float]:
 def label_of(key: str) -> str:
     if key in LABELS:
         return LABELS[key]
+    name, found, where = key.partition(" [")
+    if found:  # a metric of one row
+        return f"{label_of(name)} [{where}"
     for name in TITLES:
         if key.endswith(f"_{name}_ms"):
             kind = key[: -len(f"_{name}_ms")]

@@ -7,9 +7,12 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from octavo.bench.measures import TITLES, percent_name
 from octavo.errors import InvalidConfig
@@ -21,6 +24,31 @@ SECRETS = ("--api-key", "--admin-api-key", "--header")
 
 def row(label: str, value: Any) -> None:
     print(f"{label:<40} {value:<10.2f}" if isinstance(value, float) else f"{label:<40} {value:<10}")
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Columns with two spaces between them, texts of the last one to the left, all else to the right."""
+    cells = [list(heads), *([cell(value) for value in row] for row in rows)]
+    widths = [max(len(line[place]) for line in cells) for place in range(len(heads))]
+    last = "<" if all(isinstance(row[-1], str) for row in rows) else ">"
+    for line in cells:
+        shown = [f"{text:>{width}}" for text, width in zip(line, widths, strict=True)]
+        print("  ".join([*shown[:-1], f"{line[-1]:{last}{widths[-1]}}"]).rstrip())
+
+
+def cell(value: Any) -> str:
+    """Two decimals, fewer of large numbers and more of small ones."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        size = abs(value)
+        return f"{value:,.1f}" if size >= 1000 else f"{value:.2f}" if size >= 0.1 or not value else f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def progress(total: int, what: str) -> Any:
+    """A bar on a terminal's standard error."""
+    return tqdm(total=total, desc=what, disable=not sys.stderr.isatty())
 
 
 def environment() -> dict[str, Any]:
@@ -107,8 +135,14 @@ def write_json(path: Path, result: dict[str, Any], *, append: bool = False) -> N
     """One object, or one more line of objects."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if append else "w", encoding="utf-8") as file:
-            file.write(json.dumps(plain(result), indent=None if append else 1) + "\n")
+        text = json.dumps(plain(result), indent=None if append else 1) + "\n"
+        if append or (path.exists() and not path.is_file()):
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
+        else:  # whole or not at all: a sweep goes on from what is there
+            new = path.with_name(f".{path.name}.new")
+            new.write_text(text, encoding="utf-8")
+            new.replace(path)
     except OSError as error:
         raise InvalidConfig(f"{path} cannot be written: {error}.") from None
 

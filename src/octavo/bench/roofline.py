@@ -196,11 +196,8 @@ def show(result: dict[str, Any]) -> None:
     """The block under a benchmark's figures."""
     machine, kinds = result["machine"], result["kinds"]
     print(f"{' Roofline ':=^{WIDTH}}")
-    print(
-        f"{machine['name']}{threads_of(machine)}, {machine['dtype']}: "
-        f"reads {result['bandwidth'] / 1e9:,.1f} GB/s, computes "
-        f"{result['flops'] / 1e9:,.0f} GFLOP/s (measured {machine['measured_at']})"
-    )
+    print(f"{machine['name']}{threads_of(machine)}, {machine['dtype']}, measured {machine['measured_at']}:")
+    print(f"reads {result['bandwidth'] / 1e9:,.1f} GB/s, computes {result['flops'] / 1e9:,.0f} GFLOP/s")
     columns = list(kinds.items())
     print(f"{'':<26}" + "".join(f"{name:>21}" for name, _ in columns))
     for label, value in (

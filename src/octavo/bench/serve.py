@@ -124,6 +124,8 @@ def _family(kind: type, title: str, elsewhere: Mapping[str, Elsewhere] | None = 
     return Family(lambda owner, **given: kind(**given), tuple(options_of(kind, title)), elsewhere or {})
 
 
+TARGET = _family(Target, "Server", _NOT_HERE)
+PRESSURE = _family(Pressure, "Load")
 WORKLOAD = _family(Workload, "Workload")
 
 
@@ -135,7 +137,7 @@ class Run:
     answers: list[client.Answer]
 
 
-@with_options(target=_family(Target, "Server", _NOT_HERE), pressure=_family(Pressure, "Load"), work=WORKLOAD)
+@with_options(target=TARGET, pressure=PRESSURE, work=WORKLOAD)
 def serve(
     *,
     goodput: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative_iterable=())] = (),
@@ -199,7 +201,7 @@ def serve(
     run = run_load(target, pressure, work, objectives(goodput), percents, self_check)
     result = run.result | {"label": label, "metadata": dict(_pair(text) for text in metadata)}
     if detailed:
-        result |= _details(run.answers)
+        result |= details(run.answers)
     if self_check == "refuse" and (result.get("self_check") or {}).get("faults"):
         print(f"octavo: nothing is reported: {_why(result)}", file=sys.stderr)
         sys.exit(3)
@@ -218,7 +220,7 @@ def serve(
     if json_lines:
         results.write_json(json_lines, result, append=True)
     if output_html:
-        report.write(output_html, result | _details(run.answers))
+        report.write(output_html, result | details(run.answers))
     if result["failed"]:
         sys.exit(1)
 
@@ -348,7 +350,7 @@ def _count(server: Server, model: str, text: str) -> int:
     return int(server.ask("POST", "/tokenize", {"model": model, "prompt": text})["count"])
 
 
-def _details(answers: list[client.Answer]) -> dict[str, Any]:
+def details(answers: list[client.Answer]) -> dict[str, Any]:
     begin = min(answer.sent for answer in answers)
     return {
         "input_lens": [a.prompt_tokens for a in answers],

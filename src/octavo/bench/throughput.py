@@ -61,7 +61,7 @@ def throughput(
             engine.reset_prefix_cache()
             offline.run(engine, found[:AGAIN], detokenize=not disable_detokenize, n=n)
 
-        with offline.progress(len(found), "Requests") as bar, watching:
+        with results.progress(len(found), "Requests") as bar, watching:
             batch = offline.run(engine, found, detokenize=not disable_detokenize, n=n, bar=bar)
         settings = offline.configuration(engine)
         limits = watching.result(again)
@@ -93,7 +93,8 @@ def throughput(
         "roofline": limits,
         **results.environment(),
     }
+    requests = offline.requests([batch])
     if output_json:
-        results.write_json(output_json, result)
+        results.write_json(output_json, result | {"requests": offline.without_gaps(requests)})
     if output_html:
-        report.write(output_html, result | {"requests": offline.requests([batch])})
+        report.write(output_html, result | {"requests": requests})
