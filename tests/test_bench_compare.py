@@ -87,6 +87,16 @@ def test_rounds_of_latency_and_rows_of_a_table() -> None:
     assert found["output_throughput [batch_size=2]"]["ratio"] == pytest.approx(1.1)
 
 
+def test_points_of_two_sweeps() -> None:
+    def table(speed: float) -> dict[str, Any]:
+        rows = [{"max_num_seqs": 1, "request_rate": rate, "output_throughput": speed * rate} for rate in (1.0, 2.0)]
+        return {"kind": "sweep", "num_varied": 2, "rows": rows}
+
+    found = rows_of([table(10.0)], [table(12.0)])
+    assert found["output_throughput [max_num_seqs=1, request_rate=2.0]"]["ratio"] == pytest.approx(1.2)
+    assert len(found) == 2
+
+
 def test_failed_requests_are_in_no_figure() -> None:
     found = serving([1.0, 1.0, 50.0])
     found["ttfts"][2] = found["latencies"][2] = None

@@ -47,6 +47,7 @@ def test_latency(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert set(found["percentiles"]) == {"10", "25", "50", "75", "90", "99"}
     assert 0 < found["mean_ttft_ms"] < found["mean_e2el_ms"] <= 1e3 * max(found["latencies"])
     assert found["mean_e2el_ms"] == pytest.approx(found["mean_ttft_ms"] + 5 * found["mean_tpot_ms"])
+    assert len(found["requests"]["ttfts"]) == 6 and "itls" not in found["requests"]  # what comparisons draw from
 
 
 @pytest.mark.case("BEN-04")

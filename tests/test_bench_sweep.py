@@ -114,9 +114,12 @@ def test_a_killed_sweep_goes_on(
         page = (tmp_path / "s.html").read_text()
         assert page.count('data-key="max_concurrency"') >= 3 and "Throughput against time to first token" in page
         assert not run(monkeypatch, *flags) and len(asked) == 4  # all is there
+        point = tmp_path / "point-max-concurrency=2.json"
+        point.write_text(point.read_text().replace('"failed": 0', '"failed": 1', 1))
+        assert not run(monkeypatch, *flags) and asked[4:] == asked[2:3]  # it failed in part, as when a server ended
         code = run(monkeypatch, *flags, "--random-output-len", "9")
         assert "was measured with workload.random_output_len=128, and this sweep has" in str(code)
-        assert not run(monkeypatch, *flags, "--random-output-len", "9", "--overwrite") and len(asked) == 7
+        assert not run(monkeypatch, *flags, "--random-output-len", "9", "--overwrite") and len(asked) == 8
 
 
 def test_the_highest_rate_of_a_server(

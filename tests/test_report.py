@@ -14,7 +14,7 @@ import pytest
 
 import tiny_models
 from octavo import cli
-from octavo.bench import charts, report, report_figures, results
+from octavo.bench import charts, report, report_figures, report_tables, results
 from octavo.bench.client import Answer
 from octavo.bench.echo import EchoServer, even
 from octavo.bench.measures import percentile, summary
@@ -240,6 +240,34 @@ def test_a_command_writes_its_page(browser: Any, tmp_path: Path, monkeypatch: py
         assert titles[-2:] == ["How far from the limit", "Where a step went"]
         reached = [f"{kind['achieved_share']:.1%}" for kind in found["roofline"]["kinds"].values()]
         assert "\t".join(["Reached of the limit", *reached]) in page.inner_text("body")
+    page.close()
+
+
+@in_browser
+def test_pages_of_tables(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two real tables by batch size, and their comparison: cells and marks are those of the JSON."""
+    folder = tiny_models.save(tiny_models.oracle(), tmp_path)
+    flags = ["--dtype=float32", "--max-model-len=256", "--kv-cache-memory-bytes=16M", "--num-threads=1", "--device=cpu"]
+    flags += ["--skip-tokenizer-init", "--batch-sizes", "1,2", "--output-len", "4", "--num-iters", "2"]
+    a, b, c = (tmp_path / name for name in ("a.json", "b.json", "c.json"))
+    page = browser.new_page()
+    for path in (a, b):
+        to = ["--output-json", str(path), "--output-html", str(path.with_suffix(".html"))]
+        found = run_bench(monkeypatch, "batch", str(folder), *flags, *to)
+        page.goto(path.with_suffix(".html").as_uri())
+        for key in ("output_throughput", "mean_prefill_ms", "mean_detokenization_ms", "cold_batch_seconds"):
+            cells = page.locator(f'table.rows td[data-key="{key}"]').all_text_contents()
+            assert cells == [report_tables.shown(row[key]) for row in found["rows"]], key
+        titles = page.locator("figcaption").all_text_contents()
+        assert "Output tokens/s by requests in a batch" in titles and "How far from the limit" in titles
+    to = ["--output-json", str(c), "--output-html", str(c.with_suffix(".html"))]
+    found = run_bench(monkeypatch, "compare", str(a), str(b), *to)
+    page.goto(c.with_suffix(".html").as_uri())
+    told = page.locator("figure >> nth=0 >> title").all_text_contents()
+    shown = {text.split(": ")[0]: text.split(": ")[1].split(" (")[0] for text in told if ": " in text}
+    assert len(found["rows"]) == 10  # five figures of each batch size
+    for row in found["rows"]:
+        assert shown[report_tables.label_of(row["metric"])] == f"{row['ratio']:.3f}"
     page.close()
 
 

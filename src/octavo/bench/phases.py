@@ -19,8 +19,8 @@ PARTS = ("tokenization", "queue", "prefill", "first_token", "decode", "detokeniz
 DEFINITIONS = """
 tokenization: from a request's text to its checked token ids.
 queue: from giving the batch until the scheduler plans the request's first step.
-prefill: from there until the step with the end of the prompt is computed.
-first token: from there until the first token is shown: sampling, and what the loop does before it takes the token in.
+prefill: from there until the layers have computed the end of the prompt; on a GPU until its token is there.
+first token: from there until the first token is shown: its logits, sampling, and what the loop does before.
 decode: from the first token to the last one; a token of it is that time / (tokens - 1).
 detokenization: making text and outputs of tokens, whenever that happens; it is taken out of all the parts above.
 """

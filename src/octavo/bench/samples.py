@@ -91,12 +91,12 @@ def _metrics(result: Mapping[str, Any]) -> list[tuple[str, Statistic, list[float
         if is_number(result.get(f"{kind}_itl_ms")) and result[f"{kind}_itl_ms"] > 0:
             found.append((f"{kind}_itl_ms", mean, [float(result[f"{kind}_itl_ms"])]))
     for row in result.get("rows") or ():
-        varied = str(row.get("point") or "") or ", ".join(f"{k}={v}" for k, v in list(row.items())[: _keys_of(result)])
-        for name, values in (row.get("samples") or {}).items():
+        varied = ", ".join(f"{name}={value}" for name, value in list(row.items())[: result.get("num_varied", 1)])
+        samples = row.get("samples") or {
+            name: [value]
+            for name, value in row.items()
+            if is_number(value) and (name in THROUGHPUTS or name.endswith("_ms")) and result.get("kind") == "sweep"
+        }
+        for name, values in samples.items():
             found.append((f"{name} [{varied}]", mean, [float(value) for value in values]))
     return found
-
-
-def _keys_of(result: Mapping[str, Any]) -> int:
-    """How many of a row's first keys say what was varied."""
-    return int(result.get("num_varied", 1))

@@ -173,7 +173,7 @@ class Sweep:
         return plain
 
     def stored(self, point: Point) -> dict[str, Any] | None:
-        """The result of a point that is there.
+        """The result of a point that is there, and without a failed request where another sweep measured it.
 
         Raises:
             InvalidConfig: it was measured with other settings; the message names them.
@@ -190,7 +190,8 @@ class Sweep:
                 f"{path} was measured with {name}={before.get(name)}, and this sweep has {name}={now.get(name)}.",
                 "Take another --output-dir, or measure again with --overwrite.",
             )
-        return result
+        # A server that was ended with its sweep left requests that failed.
+        return None if result["failed"] and point.name not in self._measured else result
 
     def run(self, found: Sequence[Point], attainment: float | None, precision: float) -> dict[str, Any]:
         """All points, those with the same server after each other; with `attainment` the highest rate of each."""
