@@ -23,6 +23,7 @@ class Script:
 
     def __init__(self) -> None:
         self.tokens: list[str] = ["The", " sky", " is", " blue", "."]
+        self.deltas: list[dict[str, Any]] = []  # said after the tokens of a chat, by a model that calls tools
         self.delay = 0.0
         self.fails_after: int | None = None
         self.refuses: tuple[int, dict[str, Any], dict[str, str]] | None = None
@@ -106,7 +107,11 @@ async def _events(script: Script, request: Request, body: dict[str, Any], chat: 
                 return
             await asyncio.sleep(script.delay)
             yield line([_choice(token, i, body, chat)])
-        yield line([{"index": 0, "delta": {}, "text": "", "finish_reason": "stop"}])
+        deltas = script.deltas if chat and body["messages"][-1]["role"] != "tool" else []
+        for delta in deltas:
+            yield line([{"index": 0, "delta": delta, "finish_reason": None}])
+        reason = "tool_calls" if any("tool_calls" in delta for delta in deltas) else "stop"
+        yield line([{"index": 0, "delta": {}, "text": "", "finish_reason": reason}])
         count = len(script.tokens)
         yield line([], usage={"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count})
         yield "data: [DONE]\n\n"

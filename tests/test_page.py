@@ -339,3 +339,49 @@ def test_nothing_comes_from_elsewhere_and_nothing_writes_markup() -> None:
     assert not re.search(r"\sstyle=|\son\w+=|<style|<script(?![^>]*src=)", index)
     for name in re.findall(r'(?:src|href)="page/([^"]+)"', index):
         assert (PAGE / name).is_file(), name
+
+
+@in_browser
+def test_thoughts_are_folded_and_calls_are_answered(page: Any, script: Script) -> None:
+    call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ""}}
+    script.tokens = ["Let me look."]
+    script.deltas = [
+        {"reasoning": HOSTILE, "reasoning_content": HOSTILE},
+        {"tool_calls": [call]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"Paris"}'}}]},
+        {"tool_calls": [{**call, "index": 1, "id": "call_2"}]},
+        {"tool_call_errors": [{"index": 1, "reason": "it ends too early"}]},
+    ]
+    tools = '[{"type": "function", "function": {"name": "weather"}}]'
+    page.click("text=Tools and JSON schema")
+    page.fill("#tools", tools)
+    page.fill("#schema", '{"type": "object"}')
+    say(page)
+    assert answer_text(page) == "Let me look."
+    assert not page.is_visible(".thought")
+    page.click("text=Thought")
+    assert page.text_content(".thought") == HOSTILE
+    assert page.text_content(".call") == 'weather{"city": "Paris"}'
+    assert page.locator(".call").count() == 1
+    assert "it ends too early" in page.text_content(".calls")
+    assert "calls a tool" in page.text_content(".note")
+    page.fill(".results input", "Sunny.")
+    page.click("text=Give results")
+    page.wait_for_selector(".assistant >> nth=1 >> .note:not(:empty)")
+    first, second = script.asked
+    assert first["tools"][0]["function"]["name"] == "weather"
+    assert (first["tool_choice"], first["response_format"]["json_schema"]["schema"]) == ("auto", {"type": "object"})
+    assert second["messages"][1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+    assert second["messages"][2] == {"role": "tool", "tool_call_id": "call_1", "content": "Sunny."}
+
+
+@in_browser
+def test_a_box_without_json_is_refused_before_it_is_sent(page: Any, script: Script) -> None:
+    page.click("text=Tools and JSON schema")
+    for box, wrong in (("#tools", "{}"), ("#tools", "["), ("#schema", "[]"), ("#schema", "null")):
+        page.fill(box, wrong)
+        say(page)
+        assert page.evaluate(f"document.querySelector('{box}').validity.customError")
+        page.fill(box, "")
+    assert script.asked == []

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+import scripted_model
+from conftest import Make
+from octavo import SamplingParams
 from octavo.text.tools.answer import Answer, AnswerParser, Part, whole
 from octavo.text.tools.formats import REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
 
@@ -401,3 +404,19 @@ def test_well_formed_answers_agree_with_transformers(form: str, model_type: str)
         theirs = parse_response(text, template, prefix="", tools=tools)
         expected = [(one["function"]["name"], one["function"]["arguments"]) for one in theirs["tool_calls"]]
         assert [(call.name, json.loads(call.arguments)) for call in parse([text], form).calls] == expected
+
+
+def test_an_offline_answer_is_read_as_a_server_reads_it(make_llm: Make, tmp_path: Path) -> None:
+    marks = ("<|tool_call>", "<tool_call|>")
+    script = ["Wait. ", marks[0], 'call:weather{city:<|"|>Rom<|"|>}', marks[1]]
+    template = "{# tools <|tool_call> #}{{ messages[-1].content }}"
+    scripted_model.write(tmp_path, {"call": script}, marks, template)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    llm = make_llm(tmp_path)
+    messages = [{"role": "user", "content": scripted_model.start("call")}]
+    for params in (SamplingParams(max_tokens=30, temperature=0), [SamplingParams(max_tokens=30, temperature=0)]):
+        (output,) = llm.chat(messages, params, tools=tools, use_tqdm=False)
+        (answer,) = llm.read_answer(output, tools)
+        assert facts(answer) == ("Wait.", "", [("weather", '{"city":"Rom"}')], [])
+    (plain,) = llm.chat(messages, params, use_tqdm=False)
+    assert plain.outputs[0].text == script[0] + script[2]

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -16,6 +17,8 @@ from octavo.errors import EngineDead, InvalidRequest, shown
 from octavo.known import Elsewhere, drop_known
 from octavo.text import chat
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tools.answer import Answer, read_answer
+from octavo.text.tools.thinking import shown_ids
 from octavo.types import RequestOutput, SamplingParams
 
 Message = Mapping[str, Any]
@@ -101,6 +104,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role": ..., "content": ...}.
 
+        With `tools` the text has the marks that calls stand between, and `read_answer` finds the calls in it.
+
         Raises:
             InvalidRequest: names the conversation that can never run.
         """
@@ -127,7 +132,24 @@ class LLM:
                 # The template writes the special tokens itself.
                 ids = self.get_tokenizer().encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": ids})
-        return self._run(prompts, sampling_params, use_tqdm, None)
+        return self._run(prompts, self._showing_calls(sampling_params) if tools else sampling_params, use_tqdm, None)
+
+    def read_answer(self, output: RequestOutput, tools: list[dict[str, Any]] | None = None) -> list[Answer]:
+        """The thought, the text and the calls in each text of an output of `chat`; `tools` are those given there."""
+        formats, prompt = self.engine.formats, output.prompt or ""
+        return [
+            read_answer(sample.text, formats, tools, prompt=prompt, cut=sample.finish_reason == "length")
+            for sample in output.outputs
+        ]
+
+    def _showing_calls(self, params: Params) -> Params:
+        """The same parameters, with special tokens in the text where they mark calls."""
+        shown = shown_ids(self.get_tokenizer(), self.engine.formats)
+        if not shown:
+            return params
+        if isinstance(params, Sequence):
+            return [replace(one, shown_token_ids=shown) for one in params]
+        return replace(self.get_default_sampling_params() if params is None else params, shown_token_ids=shown)
 
     def _run(
         self, prompts: list[Prompt], params: Params, use_tqdm: Progress, priority: Sequence[int] | None

@@ -23,6 +23,7 @@ class Engine:
         self.config = config
         self.spec = parts.spec
         self.tokenizer: Tokenizer | None = parts.tokenizer
+        self.formats = parts.formats
         self.cache_size = parts.cache_size
         self.max_model_len = parts.cache_size.max_model_len
         self.start_phases = parts.phases

@@ -6,10 +6,9 @@ from typing import Any
 
 from octavo.server.protocol import ChatBody
 from octavo.server.serving import Serving
-from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools.answer import AnswerParser, Part, schemas_of, whole
 from octavo.text.tools.formats import Formats
-from octavo.text.tools.thinking import ThoughtState, is_opened, thinking
+from octavo.text.tools.thinking import ThoughtState, is_opened, shown_ids, thinking
 from octavo.types import CompletionOutput, Thinking
 
 
@@ -35,11 +34,11 @@ class Reading:
             tools = None
         if tools is None and thoughts is None and not body.constrains:
             return None
-        marks = {mark for form in (tools, thoughts) if form is not None for mark in form.marks}
+        formats = Formats(tools, thoughts)
         return cls(
             body=body,
-            formats=Formats(tools, thoughts),
-            shown_token_ids=_special_ids(tokenizer, marks),
+            formats=formats,
+            shown_token_ids=shown_ids(tokenizer, formats),
             opened=thoughts is not None and is_opened(thoughts, prompt),
             thinking=None if thoughts is None else thinking(tokenizer, thoughts, prompt_ids),
         )
@@ -55,16 +54,6 @@ class Reading:
             parallel=body.parallel_tool_calls,
             constrained=choice.name if choice.mode == "named" else choice.mode == "required",
         )
-
-
-def _special_ids(tokenizer: Tokenizer, marks: set[str]) -> tuple[int, ...]:
-    """Special tokens that are marks, or in which a mark is written, as in `<|channel|>analysis<|message|>`."""
-    added = tokenizer.added_tokens
-    return tuple(
-        token_id
-        for token_id in sorted(tokenizer.special_ids)
-        if (text := added.get(token_id)) and any(text in mark for mark in marks)
-    )
 
 
 class Reader:

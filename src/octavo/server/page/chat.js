@@ -2,9 +2,10 @@
 
 import { answer, answering, stopAnswer } from "./answer.js";
 import { $, el, follow } from "./dom.js";
+import { formFields } from "./form.js";
 import { samplingFields } from "./sampling.js";
 
-const messages = []; // { role, content, node }
+const messages = []; // { role, content, node }; with calls of tools also { tool_calls, results }
 
 export function startChat(model) {
   const box = $("message");
@@ -42,7 +43,7 @@ function send(model) {
   const box = $("message");
   const content = box.value.trim();
   if (!content || answering() || !model()) return;
-  if (samplingFields("chat") === null) return;
+  if (samplingFields("chat") === null || formFields() === null) return;
   box.value = "";
   grow(box);
   show("user", content).querySelector(".body").append(el("div", { class: "text" }, content));
@@ -60,22 +61,36 @@ function show(role, content) {
 }
 
 async function reply(model) {
-  const fields = samplingFields("chat");
-  if (fields === null) return;
+  const sampling = samplingFields("chat");
+  const form = formFields();
+  if (sampling === null || form === null) return;
   const system = $("system").value.trim();
-  const history = messages.filter(({ content }) => content).map(({ role, content }) => ({ role, content }));
+  const history = messages.flatMap(said);
   const node = show("assistant", "");
   const entry = messages.at(-1);
   update(true);
   const done = await answer({
     path: "v1/chat/completions",
-    body: { model: model(), messages: [...(system ? [{ role: "system", content: system }] : []), ...history], ...fields },
+    body: { model: model(), messages: [...(system ? [{ role: "system", content: system }] : []), ...history], ...sampling, ...form },
     place: node.querySelector(".body"),
-    read: ({ delta }) => ({ content: delta?.content, reasoning: delta?.reasoning ?? delta?.reasoning_content }),
+    read: ({ delta }) => ({ content: delta?.content, reasoning: delta?.reasoning ?? delta?.reasoning_content, toolCalls: delta?.tool_calls, errors: delta?.tool_call_errors }),
     onChange: (change) => follow($("log"), change),
   });
   entry.content = done.text;
+  if (done.reason === "tool_calls") {
+    entry.tool_calls = done.calls.whole;
+    done.calls.ask((results) => {
+      entry.results = results;
+      reply(model);
+    });
+  }
   update(false);
+}
+
+// What the model is told of a message: calls only with their results.
+function said({ role, content, tool_calls, results }) {
+  if (results) return [{ role, content, tool_calls }, ...results];
+  return content ? [{ role, content }] : [];
 }
 
 function update(busy = false) {

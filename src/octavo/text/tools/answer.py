@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from octavo.text.tools import calls, json_text
-from octavo.text.tools.formats import ReasoningFormat, ToolFormat
+from octavo.text.tools.formats import Formats, ReasoningFormat, ToolFormat
 from octavo.text.tools.reader import Malformed, Reader, Wait
+from octavo.text.tools.thinking import is_opened
 
 Kind = Literal["content", "reasoning", "name", "arguments", "void"]
 ENDS_OF_MESSAGE = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -338,6 +339,30 @@ def whole(parts: Iterable[Part]) -> Answer:
             answer.problems.append(part.text)
     answer.calls = list(found.values())
     return answer
+
+
+def read_answer(
+    text: str,
+    formats: Formats,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    prompt: str = "",
+    cut: bool = False,
+) -> Answer:
+    """Take a whole answer apart: what `AnswerParser` does, at once.
+
+    `tools` are those that were given to the chat template, `prompt` is the text that it made, and `cut` says that the
+    answer ended at a limit. The text must have the special tokens that mark calls, as `LLM.chat(tools=...)` gives it.
+    """
+    thoughts = formats.reasoning
+    parser = AnswerParser(
+        formats.tools if tools or (formats.tools and formats.tools.body == "harmony") else None,
+        thoughts,
+        schemas_of(tools),
+        thinking=thoughts is not None and is_opened(thoughts, prompt),
+        after_mark=thoughts is not None and prompt.rstrip().endswith(thoughts.answer or thoughts.end),
+    )
+    return whole([*parser.feed(text), *parser.finish(cut)])
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from octavo.text.tokenizer import Tokenizer
-from octavo.text.tools.formats import ReasoningFormat
+from octavo.text.tools.formats import Formats, ReasoningFormat
 from octavo.types import Thinking
 
 NUM_LAST_TOKENS = 64  # of a prompt: more than a mark and the whitespace behind it
@@ -32,6 +32,17 @@ def is_opened(form: ReasoningFormat, prompt: str) -> bool:
     """Whether the answer to a prompt begins inside a thought."""
     end = prompt.rstrip()
     return end.endswith(form.begin) or (form.opened and not end.endswith(form.end))
+
+
+def shown_ids(tokenizer: Tokenizer, formats: Formats) -> tuple[int, ...]:
+    """Special tokens that mark something: those that are a mark, or a part of one as in `<|channel|>analysis`."""
+    marks = {mark for form in (formats.tools, formats.reasoning) if form is not None for mark in form.marks}
+    added = tokenizer.added_tokens
+    return tuple(
+        token_id
+        for token_id in sorted(tokenizer.special_ids)
+        if (text := added.get(token_id)) and any(text in mark for mark in marks)
+    )
 
 
 class ThoughtState:
