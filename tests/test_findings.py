@@ -18,6 +18,7 @@ from octavo.engine import start as start_engine
 from octavo.errors import InvalidConfig
 from octavo.findings.explain import TEXTS, cause, explain
 from octavo.findings.redact import Redactor, is_secret
+from octavo.findings.software import endpoint_is_no_url, proxy_is_no_url
 from octavo.worker import start as worker
 
 
@@ -43,6 +44,8 @@ FOREIGN: list[tuple[BaseException, str, str]] = [
     (RuntimeError("unable to open shared memory object </torch_1> in read-write mode"), "/dev/shm", "--shm-size"),
     (OSError(errno.EMFILE, "Too many open files"), "limit of open files is used up", "ulimit -n 4096"),
     (OSError(errno.ENOSPC, "No space left on device", "/c/x"), "no space left in /c/x", "OCTAVO_CACHE_ROOT"),
+    (PermissionError(errno.EACCES, "Permission denied", "/c/x"), "/c/x cannot be read or written", "OCTAVO_CACHE_ROOT"),
+    (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "No further thread", "ulimit -u"),
     (RuntimeError("can't start new thread"), "No further thread", "ulimit -u"),
     (ImportError("libcudart.so.13: cannot open shared object file"), "PyTorch cannot", "--force-reinstall"),
     (ModuleNotFoundError("No module named 'triton'", name="triton"), "Triton cannot be imported", "install triton"),
@@ -215,6 +218,7 @@ HOSTILE = {
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln": "eyJzdWIiOiIxIn0",
     "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----": "MIIE",
     "-----BEGIN RSA PRIVATE KEY-----\nMIIE cut off": "MIIE",
+    "MIIE cut at the front\n-----END PRIVATE KEY-----\nthe next line": "MIIE",
     "the client said: my-own-secret!": "my-own-secret!",
     "Cookie: session=123abc; theme=dark": "123abc",
 }
@@ -237,6 +241,18 @@ def test_a_secret_is_removed(text: str) -> None:
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
     assert Redactor()(text) == text
+
+
+def test_a_password_in_a_setting_does_not_reach_the_log() -> None:
+    assert endpoint_is_no_url("user:pw99@mirror").line == (
+        "HF_ENDPOINT=<removed>@mirror is not a URL. Set it to https://<removed>@mirror or unset it."
+    )
+    assert "pw99" not in proxy_is_no_url("HTTP_PROXY", "user:pw99@proxy:1").line
+
+
+def test_what_only_looks_like_a_known_fault_is_none() -> None:
+    assert explain(FileNotFoundError(errno.ENOENT, "No such file or directory", "/dev/shm/model/x")) is None
+    assert explain(BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 0)) is None
 
 
 def test_names_of_secrets() -> None:

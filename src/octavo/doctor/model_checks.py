@@ -85,7 +85,7 @@ def fits(facts: Facts) -> Finding:
     spec = ModelSpec.from_config(dict(model.config))
     if facts.nvidia.gpus and facts.libraries.torch_gpus:
         return _fits_gpu(facts, spec, model.weight_bytes)
-    element = 2 if facts.libraries.bfloat16 else 4
+    element = 2 if facts.libraries.bfloat16 and spec.dtype != "float32" else 4
     needed, available = num_parameters(spec) * element, facts.limits.available_memory
     if needed > available:
         return machine.weights_too_large(needed, available)

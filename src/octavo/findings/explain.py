@@ -18,7 +18,8 @@ NUMBERS: dict[int, Tell] = {
     errno.ENOMEM: lambda error, text: machine.no_memory(text),
     errno.ENOSPC: lambda error, text: machine.disk_full(_path(error)),
     errno.EDQUOT: lambda error, text: machine.disk_full(_path(error)),
-    errno.EAGAIN: lambda error, text: machine.too_few_processes(None),
+    errno.EACCES: lambda error, text: machine.no_permission(_path(error), "Permission denied"),
+    errno.EROFS: lambda error, text: machine.no_permission(_path(error), "Read-only file system"),
     errno.EADDRINUSE: lambda error, text: machine.cannot_listen("that port", "Address already in use"),
 }
 """By the number of an OSError."""
@@ -33,7 +34,10 @@ TEXTS: tuple[tuple[str, Tell], ...] = (
     (r"NCCL error|nccl\w*Error", lambda e, t: gpu.nccl_failed(_first(t))),
     (r"Failed to find C compiler", lambda e, t: gpu.no_compiler("C compiler")),
     (r"Python\.h: No such file", lambda e, t: gpu.no_compiler("Python.h")),
-    (r"unable to open shared memory object|/dev/shm", lambda e, t: machine.small_shared_memory(0, machine.GIB)),
+    (
+        r"unable to open shared memory object|shm_open|/dev/shm.*No space left|No space left.*/dev/shm",
+        lambda e, t: machine.shared_memory_full(_first(t)),
+    ),
     (r"can't allocate memory|Cannot allocate memory|alloc_cpu", lambda e, t: machine.no_memory(_first(t))),
     (r"Too many open files", lambda e, t: machine.too_few_files(None)),
     (r"No space left on device", lambda e, t: machine.disk_full("")),

@@ -116,6 +116,24 @@ def small_shared_memory(total: int | None, needed: int) -> Finding:
     )
 
 
+def shared_memory_full(detail: str) -> Finding:
+    return Finding(
+        "error",
+        f"Shared memory (/dev/shm) is used up: {detail.rstrip('.')}.",
+        "Processes pass tensors and semaphores through it.",
+        "docker run --shm-size=1g (or --ipc=host); what lies there already: ls -l /dev/shm",
+    )
+
+
+def no_permission(path: str, reason: str) -> Finding:
+    return Finding(
+        "error",
+        f"{path or 'A file'} cannot be read or written: {reason}.",
+        "Models are read from caches, and what is downloaded or compiled is kept there.",
+        "Give this user the right to it, or set OCTAVO_CACHE_ROOT and HF_HOME to folders of its own.",
+    )
+
+
 def disk_full(place: str) -> Finding:
     return Finding(
         "error",

@@ -40,6 +40,7 @@ _SHAPES = re.compile(
     r"|\bnvapi-[\w-]{8,}|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?"
 )
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+_END_OF_PEM = re.compile(r"\A.*-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL)  # a text that begins within one
 
 
 def is_secret(name: str) -> bool:
@@ -59,7 +60,7 @@ class Redactor:
         self.home = str(Path("~").expanduser())
 
     def __call__(self, text: str) -> str:
-        text = _PEM.sub(REMOVED, text)
+        text = _END_OF_PEM.sub(REMOVED, _PEM.sub(REMOVED, text))
         text = _USER_INFO.sub(rf"\1{REMOVED}@", text)
         for secret in self.secrets:
             text = text.replace(secret, REMOVED)

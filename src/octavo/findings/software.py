@@ -1,6 +1,7 @@
 """Texts about Python, its packages, and the settings of the environment."""
 
 from octavo.findings.finding import Finding
+from octavo.findings.redact import Redactor
 
 
 def python_too_old(version: str) -> Finding:
@@ -92,6 +93,7 @@ def no_compiler(what: str) -> Finding:
 
 
 def endpoint_is_no_url(endpoint: str) -> Finding:
+    endpoint = Redactor()(endpoint)  # it may hold a password, and this goes into logs
     return Finding(
         "error",
         f"HF_ENDPOINT={endpoint} is not a URL.",
@@ -101,6 +103,7 @@ def endpoint_is_no_url(endpoint: str) -> Finding:
 
 
 def proxy_is_no_url(variable: str, value: str) -> Finding:
+    value = Redactor()(value)
     return Finding(
         "error",
         f"{variable}={value} is not the URL of a proxy.",
