@@ -16,6 +16,7 @@ from octavo.server.protocol import ChatBody
 from octavo.server.reading import Reader, Reading, delta
 from octavo.server.serving import Serving, serving_of
 from octavo.server.sse import EventStream, encode, event
+from octavo.server.tool_choice import constrained
 from octavo.types import CompletionOutput, RequestOutput, SamplingParams
 
 router = Router(tags=["OpenAI"])
@@ -30,17 +31,12 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     with _named_as_given(body):
         params = _params(serving, body)
     serving.check_choices(params.n)
-    if body.constrains:
-        raise InvalidRequest(
-            f"tool_choice={body.choice.mode} is not available: structured output is not built in yet.",
-            "With auto the model decides.",
-            param="tool_choice",
-        )
     text, unread = await serving.chat_prompt(body)
     headers = serving.headers(body, unread)
     cut = body.truncate_prompt_tokens is not None
     ids = await serving.encode(text, body.add_special_tokens, may_be_longer=cut)
     ids = truncated(body, ids, serving.engine.info.max_model_len, params.max_tokens)
+    params = constrained(params, body.tools or (), body.choice, serving.formats(body).tools, body.parallel_tool_calls)
     reading = Reading.of(serving, body, text, ids)
     if reading is not None and reading.shown_token_ids:
         params = dataclasses.replace(params, shown_token_ids=reading.shown_token_ids)

@@ -1,11 +1,14 @@
 """The tools of a request and which of them it wants called: checked, and as the schema of what may be written."""
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from octavo.errors import InvalidRequest, shown
+from octavo.text.tools.formats import ToolFormat
+from octavo.types import SamplingParams
 
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 MODES = ("none", "auto", "required")
@@ -77,6 +80,51 @@ def _name(where: str, tool: Mapping[str, Any]) -> str:
     if not isinstance(function.get("description"), str | None):
         raise InvalidRequest(f"{where}.function.description must be a string.", param="tools")
     return name
+
+
+def constrained(
+    params: SamplingParams,
+    tools: Sequence[Mapping[str, Any]],
+    choice: ToolChoice,
+    form: ToolFormat | None,
+    parallel: bool,
+) -> SamplingParams:
+    """The parameters with what the choice, or the strictness of a tool, makes of the answer's form.
+
+    A wanted call is written as JSON without the model's own marks. With "auto" the arguments of strict tools follow
+    their schemas where the marks of the model's format are text, which a grammar can tell from free text.
+
+    Raises:
+        InvalidRequest: a schema that cannot be obeyed.
+    """
+    if choice.mode in ("required", "named"):
+        return _structured(params, {"json": calls_schema(tools, choice, parallel)})
+    strict = any(tool["function"].get("strict") is True for tool in tools)
+    if choice.mode == "none" or not strict or form is None or form.frame is None:
+        return params
+    if getattr(params, "structured_outputs", True):  # the answer has a form already
+        return params
+    begin, end = form.frame
+    structures = [
+        {
+            "begin": begin.replace("NAME", function["name"]),
+            "schema": _arguments(function) if function.get("strict") is True else {"type": "object"},
+            "end": end,
+        }
+        for function in (tool["function"] for tool in tools)
+    ]
+    return _structured(params, {"structural_tag": {"structures": structures, "triggers": [form.begin[0]]}})
+
+
+def _structured(params: SamplingParams, given: dict[str, Any]) -> SamplingParams:
+    """Errors in a schema are errors of the tools that brought it."""
+    changes: dict[str, Any] = {"structured_outputs": given}
+    try:
+        return dataclasses.replace(params, **changes)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, error.hint, "tools") from None
+    except ValueError as error:
+        raise InvalidRequest(str(error), param="tool_choice") from None
 
 
 def calls_schema(tools: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class ToolFormat:
     signs: tuple[tuple[str, ...], ...] = ()
     aliases: tuple[str, ...] = ()
     separator: str = ""  # of "named json", between what comes before the name and the name, or after the name
+    frame: tuple[str, str] | None = None  # what stands around the arguments of NAME, where no special token does
     short_ids: bool = False  # nine letters and digits, which the template insists on
 
     @property
@@ -113,7 +114,15 @@ TOOL_FORMATS = (
         signs=(("<|tool_call|>",), ("functools",), ("<|tool|>", "<|/tool|>")),
         aliases=("granite",),
     ),
-    ToolFormat("hermes", "json", ("<tool_call>",), ("</tool_call>",), signs=(("<tool_call>",),), aliases=("qwen25",)),
+    ToolFormat(
+        "hermes",
+        "json",
+        ("<tool_call>",),
+        ("</tool_call>",),
+        signs=(("<tool_call>",),),
+        aliases=("qwen25",),
+        frame=('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
+    ),
     ToolFormat(
         "llama3_json",
         "json",
