@@ -144,7 +144,7 @@ CPU_FAULTS: dict[str, tuple[Callable[[Facts], Facts], str, str, str]] = {
     "no g++": (changed(programs={"ninja": "/usr/bin/ninja"}), "Compiler", "warning", "no g++"),
     "many threads": (variable("OMP_NUM_THREADS", "128"), "CPU threads", "warning", "OMP_NUM_THREADS=128"),
     "threads in words": (variable("OMP_NUM_THREADS", "all"), "CPU threads", "warning", "OMP_NUM_THREADS=all"),
-    "container's share": (changed(cores=Cores(64, 64, 32, quota=4.0)), "CPU threads", "warning", "may use 4 CPUs"),
+    "container's share": (changed(cores=Cores(64, 64, 32, quota=0.5)), "CPU threads", "warning", "0.5 of one CPU"),
     "weights above memory": (limits(available_memory=10 * GIB), "Model's memory", "error", "weights take 14.96 GiB"),
     "disk nearly full": (
         changed(folders=(Folder("Octavo's cache", "/c", "OCTAVO_CACHE_ROOT", 10 << 20),)), "Disk", "warning", "10 MiB",

@@ -126,9 +126,11 @@ def threads(facts: Facts) -> Finding:
             return machine.no_number(name, value)
         if int(value.split(",")[0]) > found.allowed:
             return machine.too_many_threads(name, value, found.allowed)
-    if found.quota is not None and found.quota < found.physical and not facts.nvidia.gpus:
-        return machine.share_of_cores(found.physical, found.quota)
-    return ok(f"{found.physical} would compute, one a core")
+    if found.quota is not None and found.quota < 1:
+        return machine.share_of_a_core(found.quota)
+    if found.quota is not None and found.quota < found.physical:
+        return ok(f"{int(found.quota)} would compute, the container's share of {found.physical} cores")
+    return ok(f"{found.physical} would compute, each pinned to a core of its own")
 
 
 def memory(facts: Facts) -> Finding:

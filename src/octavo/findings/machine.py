@@ -170,12 +170,13 @@ def few_cores(cores: int, gpus: int) -> Finding:
     )
 
 
-def share_of_cores(threads: int, quota: float) -> Finding:
+def share_of_a_core(quota: float) -> Finding:
+    """`quota` CPUs, fewer than one, are what the control group grants."""
     return Finding(
         "warning",
-        f"{threads} threads would compute, and the container may use {quota:g} CPUs.",
-        "When the share is spent all threads stand still for the rest of each tenth of a second.",
-        f"Start with --num-threads {max(1, int(quota))}, or raise the share: docker run --cpus={threads}.",
+        f"The container may use {quota:g} of one CPU.",
+        "When the share is spent everything stands still for the rest of each tenth of a second.",
+        "Raise the share: docker run --cpus=2, or the CPU limit of the pod.",
     )
 
 
