@@ -38,7 +38,7 @@ def test_products_and_rows(type_name: str, dtype: torch.dtype) -> None:
         x = torch.randn(rows, shape[1]).to(dtype)
         wanted = x.double() @ weight.T
         size = (x.double().abs() @ weight.abs().T).amax().item()
-        few = dtype == torch.float32 or rows <= 36
+        few = dtype == torch.float32 or rows <= 3  # more are multiplied by weights rounded to bfloat16
         torch.testing.assert_close(layer.scores(x).double(), wanted, atol=size * (half if few else 4e-3), rtol=0)
     numbers = torch.tensor([0, 47, 17, 17])
     found = method.rows(layer, numbers, torch.float32).double()

@@ -7,7 +7,7 @@ namespace octavo {
 
 constexpr long BLOCK = 32;        // weights of one column that share a scale
 constexpr long BLOCK_HEAD = 64;   // bytes of sixteen scales and sixteen minima in half precision
-constexpr long FEW_ROWS = 36;     // up to here whole numbers are multiplied, and scaled once a block
+constexpr long FEW_ROWS = 37;     // below, whole numbers are multiplied, and scaled once a block
 
 // Bytes of one block of sixteen columns. After its head lie the numbers, pairs of inner neighbours together:
 // 8 bits: [pair][16][2] signed bytes; 4 bits: [4][16][2] words, each with the numbers of pairs 4q to 4q + 3.
@@ -118,19 +118,30 @@ template <class E, int M>
 inline __attribute__((always_inline)) void multiply_blocks(const typename E::T* rows, long lda, const float* sums,
                                                            const typename E::T* group, const Floats* factors,
                                                            long blocks, Floats (&total)[M]) {
+  constexpr int CHAINS = M == 1 ? 4 : M < 5 ? 2 : 1;  // sums at once, as one waits for its last addition
 #pragma GCC unroll 16
   for (int m = 0; m < M; m++) total[m] = Floats{};
   for (long b = 0; b < blocks; b++) {
-    Floats found[M];
+    Floats found[M][CHAINS];
 #pragma GCC unroll 16
-    for (int m = 0; m < M; m++) found[m] = Floats{};
-    for (long k = 0; k < BLOCK; k += E::STEP)
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+      for (int c = 0; c < CHAINS; c++) found[m][c] = Floats{};
+    for (long k = 0; k < BLOCK; k += CHAINS * E::STEP)
+#pragma GCC unroll 4
+      for (int c = 0; c < CHAINS; c++)
 #pragma GCC unroll 16
-      for (int m = 0; m < M; m++)
-        found[m] = E::dot(found[m], group + (b * BLOCK + k) * LANES, rows + m * lda + b * BLOCK + k);
+        for (int m = 0; m < M; m++) {
+          const long at = b * BLOCK + k + c * E::STEP;
+          found[m][c] = E::dot(found[m][c], group + at * LANES, rows + m * lda + at);
+        }
     const Floats scale = factors[2 * b], minimum = factors[2 * b + 1];
 #pragma GCC unroll 16
-    for (int m = 0; m < M; m++) total[m] = total[m] + found[m] * scale + minimum * sums[m * blocks + b];
+    for (int m = 0; m < M; m++) {
+      Floats all = found[m][0];
+      for (int c = 1; c < CHAINS; c++) all += found[m][c];
+      total[m] = total[m] + all * scale + minimum * sums[m * blocks + b];
+    }
   }
 }
 

@@ -27,7 +27,8 @@ void product(Worker& worker, long threads, const Matrix& matrix, bool halves, co
   using T = typename E::T;
   const long groups = matrix.groups(), pairs = (groups + 1) / 2, size = matrix.inner * LANES;
   const long blocks = matrix.inner / BLOCK, bits = matrix.bits;
-  const bool scaled = bits && rows <= FEW_ROWS;  // whole numbers are multiplied, not weights
+  const bool tiles = TILES && E::STEP == 2 && tiles_allowed();
+  const bool scaled = bits && rows < (tiles ? FEWEST_ROWS : FEW_ROWS);  // whole numbers are multiplied, not weights
   const long each = std::max(1L, pairs / (32 * threads));
   const long batches = (pairs + each - 1) / each;
   constexpr long few = AT_ONCE<E>;
