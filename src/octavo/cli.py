@@ -47,6 +47,12 @@ bench.command("octavo.bench.compare:compare", help="Ratios of two sides' results
 bench.command("octavo.bench.report:report", help="One HTML page of the JSON results of these commands.")
 bench.command("octavo.bench.machine:machine", help="What this machine reaches: bytes/s and FLOP/s.")
 app.command(bench)
+recorded = "What the scheduler did in a run recorded with --trace FILE."
+trace = App(name="trace", help=recorded, print_error=False, exit_on_error=False)
+trace.command("octavo.trace.command:show", help="All requests, or one's life and its block table step by step.")
+trace.command("octavo.trace.command:replay", help="The recorded arrivals again with other settings, without a model.")
+trace.command("octavo.trace.command:html", help="One page: blocks over time, requests, block tables.")
+app.command(trace)
 app.command("octavo.tools.generate:generate", help="Complete a prompt, or answer it as a chat message.")
 
 

@@ -87,6 +87,8 @@ class SchedulerConfig:
     """fcfs: first come, first served; priority: smaller priority numbers first."""
     depth: int | None = None
     """Steps that may be launched and not yet committed when the next one is planned. 1 on a GPU, 0 on a CPU."""
+    trace: str | None = None
+    """File to record what the scheduler and the block pool do in, for octavo trace (docs/trace.md); no prompt text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,11 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled:
+    """`plan` found nothing to launch."""
+
+
+@dataclass(frozen=True, slots=True)
 class Preempted:
     """`request_id` gave its blocks up so that `by` can grow (itself, when it was the cheapest).
 
@@ -66,10 +71,15 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Blocks that became full, or hold a prompt's end: others with the same beginning can find them from now on."""
+    """Blocks that became full, or hold a prompt's end: others with the same beginning can find them from now on.
+
+    They hold `tokens`, the first of which has position `start`.
+    """
 
     request_id: str
     blocks: tuple[int, ...]
+    start: int
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +102,13 @@ class CacheReset:
     """Nothing sealed before this will be found again."""
 
 
-Event = Added | Admitted | Planned | Preempted | Committed | Finished | Sealed | Freed | Evicted | CacheReset
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """All requests, steps in flight and cached blocks are dropped; what ends with them is told after this."""
+
+
+Event = (
+    Added | Admitted | Planned | Stalled | Preempted | Committed | Finished | Sealed | Freed | Evicted
+    | CacheReset | Cleared
+)  # fmt: skip
 Subscriber = Callable[[Event], None]

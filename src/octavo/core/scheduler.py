@@ -6,7 +6,19 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from octavo.core.blocks import BlockPool
-from octavo.core.events import Added, Admitted, Committed, Event, Finished, Freed, Planned, Preempted, Sealed
+from octavo.core.events import (
+    Added,
+    Admitted,
+    Cleared,
+    Committed,
+    Event,
+    Finished,
+    Freed,
+    Planned,
+    Preempted,
+    Sealed,
+    Stalled,
+)
 from octavo.core.policy import LOOK_AHEAD, MAX_BYPASS, Fairness, Policy, headroom, loss, rank, victim
 from octavo.core.sequence import Sequence
 from octavo.core.step import Admit, Chunk, Step, StepResult
@@ -124,6 +136,8 @@ class Scheduler:
 
         Such a break can leave any of the books half written, so all are begun again.
         """
+        if self.subscribers:
+            self._tell(Cleared())
         seqs = list(self._live.values())
         for queue in (self._live, self._waiting, self._running, self._in_flight):
             queue.clear()
@@ -148,6 +162,8 @@ class Scheduler:
                 self._repeat(flight)
         step = flight.step
         if not step.chunks:
+            if self.subscribers:
+                self._tell(Stalled())
             return None
         self._in_flight.append(flight)
         if self.subscribers:
@@ -392,22 +408,21 @@ class Scheduler:
         """Publish the blocks that became full, now that their tokens and their KV are final, and a prompt's end."""
         block_size = self.pool.block_size
         num_full = num_final // block_size
+        begin, end = seq.num_sealed * block_size, num_full * block_size
         if seq.tail and seq.seals_at <= seq.num_known <= num_final:
-            last = seq.blocks[(seq.num_known - 1) // block_size]
-            self.pool.seal(last, seq.tail)
-            if self.subscribers:
-                self._tell(Sealed(seq.request.id, (last,)))
+            self.pool.seal(seq.blocks[(seq.num_known - 1) // block_size], seq.tail)
+            end = max(end, seq.num_known)
         seq.seals_at = (num_full + 1) * block_size
         if num_final < seq.num_known:
             seq.seals_at = min(seq.seals_at, seq.num_known)
-        if num_full == seq.num_sealed:
-            return
-        seq.hash_blocks(block_size)
-        for i in range(seq.num_sealed, num_full):
-            self.pool.seal(seq.blocks[i], seq.hashes[i])
-        if self.subscribers:
-            self._tell(Sealed(seq.request.id, tuple(seq.blocks[seq.num_sealed : num_full])))
-        seq.num_sealed = num_full
+        if num_full > seq.num_sealed:
+            seq.hash_blocks(block_size)
+            for i in range(seq.num_sealed, num_full):
+                self.pool.seal(seq.blocks[i], seq.hashes[i])
+            seq.num_sealed = num_full
+        if self.subscribers and begin < end:
+            blocks = seq.blocks[begin // block_size : self._blocks_for(end)]
+            self._tell(Sealed(seq.request.id, tuple(blocks), begin, tuple(seq.tokens[begin:end])))
 
     def _preempt(self, seq: Sequence, by: Sequence) -> None:
         self.num_preemptions += 1

@@ -109,6 +109,8 @@ class Engine:
         """Give the device's memory back; a second call does nothing."""
         if not self.closed:
             self.closed = True
+            if self.loop.recording is not None:
+                self.loop.recording.close()
             try:
                 self.loop.executor.close()
             except RuntimeError as error:

@@ -7,6 +7,7 @@ from typing import Protocol
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import Step, StepResult
 from octavo.errors import EngineDead
+from octavo.observe.trace import Recording
 from octavo.types import Delta
 
 RESTART = (
@@ -37,6 +38,7 @@ class Loop:
         self.in_flight: deque[tuple[Step, Callable[[], StepResult]]] = deque()
         self.deepest = 0  # most steps in flight when another one was planned
         self.dead: EngineDead | None = None  # why it never steps again
+        self.recording: Recording | None = None  # closed by whoever ends the loop
 
     @property
     def has_work(self) -> bool:

@@ -105,14 +105,18 @@ class Server:
         Raises:
             Exception: whatever made the engine unable to go on.
         """
-        while not self.stopping.is_set():
-            self._receive()
-            if self.loop.has_work:
-                self.turn_began = time.monotonic()
-                self._send_deltas(self.loop.step())
-                self.turn_began = 0.0
-                self._watch()
-            self._beat()
+        try:
+            while not self.stopping.is_set():
+                self._receive()
+                if self.loop.has_work:
+                    self.turn_began = time.monotonic()
+                    self._send_deltas(self.loop.step())
+                    self.turn_began = 0.0
+                    self._watch()
+                self._beat()
+        finally:
+            if self.loop.recording is not None:
+                self.loop.recording.close()
 
     def last_words(self, cause: str) -> None:
         """Tell every API process why this is the end."""

@@ -16,6 +16,7 @@ from octavo.findings.explain import explained
 from octavo.formats.gguf import GGUFFile
 from octavo.hub import ModelFiles, find_model
 from octavo.model_spec import ModelSpec, architecture_of
+from octavo.observe.trace import Recording, TraceFile
 from octavo.registry import check_architecture
 from octavo.text.chat import main_template
 from octavo.text.tokenizer import Tokenizer, eos_token_ids, read_json
@@ -41,6 +42,7 @@ class Parts:
     default_params: SamplingParams
     formats: Formats
     phases: dict[str, float] = field(default_factory=dict)  # seconds of each phase of the start
+    trace_file: TraceFile | None = None
 
 
 def start(config: EngineConfig, phases: dict[str, float] | None = None) -> Parts:
@@ -56,6 +58,7 @@ def start(config: EngineConfig, phases: dict[str, float] | None = None) -> Parts
 
 def _start(config: EngineConfig, phases: dict[str, float] | None) -> Parts:
     begin = time.perf_counter()
+    trace_file = TraceFile(config.scheduler.trace) if config.scheduler.trace is not None else None
     seconds = {} if phases is None else phases
     files = find_model(
         config.model.model,
@@ -90,6 +93,7 @@ def _start(config: EngineConfig, phases: dict[str, float] | None) -> Parts:
         phases=seconds,
         files=files,
         tokenizer_files=tokenizer_files,
+        trace_file=trace_file,
     )
     logger.info("init engine took %.2f seconds", time.perf_counter() - begin)
     return parts
@@ -105,7 +109,10 @@ def make_loop(config: EngineConfig, parts: Parts) -> Loop:
         num_scheduler_steps=config.scheduler.num_scheduler_steps,
         policy=config.scheduler.scheduling_policy,
     )
-    return Loop(scheduler, parts.executor, parts.limits.depth)
+    loop = Loop(scheduler, parts.executor, parts.limits.depth)
+    if parts.trace_file is not None:
+        loop.recording = Recording(parts.trace_file, scheduler, loop.depth, config.model.model or "")
+    return loop
 
 
 def _tokenizer_files(config: EngineConfig, files: ModelFiles) -> ModelFiles | None:

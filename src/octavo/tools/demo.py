@@ -18,7 +18,7 @@ _SUBJECTS = ("the sea", "bread", "the moon", "libraries", "rain", "chess", "hone
 PROMPTS = [f"{action} {subject}." for subject in _SUBJECTS for action in _ACTIONS]
 
 
-def demo(*, model: str | None = None, question: str = QUESTION, max_tokens: int = 64) -> None:
+def demo(*, model: str | None = None, question: str = QUESTION, max_tokens: int = 64, trace: str | None = None) -> None:
     """A question answered as it streams, then 32 different prompts at once.
 
     Parameters
@@ -29,10 +29,12 @@ def demo(*, model: str | None = None, question: str = QUESTION, max_tokens: int 
         What to ask first.
     max_tokens
         Most tokens of each answer.
+    trace
+        File to record what the scheduler and the block pool do in, for octavo trace.
     """
     console = Console()
     begin = time.perf_counter()
-    with LLM(model) as llm:
+    with LLM(model, trace=trace) as llm:
         console.print(f"Model ready in {time.perf_counter() - begin:.1f} s.\n", highlight=False)
         console.print(f"[bold]Question:[/bold] {question}", highlight=False)
         console.print("[bold]Answer:[/bold] ", end="")
