@@ -1,4 +1,4 @@
-"""Threads of a CPU engine: as many as there are cores to use, each pinned to its own, and nothing else bound by that."""
+"""Threads of a CPU engine: as many as there are cores to use, each pinned to its own."""
 
 import json
 import subprocess
@@ -23,7 +23,8 @@ allowed = options.pop("allowed")
 if allowed:
     os.sched_setaffinity(0, allowed)
 tasks = lambda: {int(name) for name in os.listdir("/proc/self/task")}
-llm = LLM(sys.argv[1], dtype="float32", max_model_len=256, kv_cache_memory_bytes="4M", device="cpu", skip_tokenizer_init=True, **options)
+options |= {"dtype": "float32", "device": "cpu", "skip_tokenizer_init": True}
+llm = LLM(sys.argv[1], max_model_len=256, kv_cache_memory_bytes="4M", **options)
 llm.generate([[5, 6, 7] * 20] * 4, SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False), use_tqdm=False)
 child = os.popen("grep Cpus_allowed_list /proc/self/status").read()
 print(json.dumps([sorted(os.sched_getaffinity(task)) for task in sorted(tasks())]))
