@@ -101,24 +101,25 @@ class Reader:
         What comes before goes to `sink` as soon as it cannot be the beginning of a mark.
         """
         pattern = re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)))
-        longest = max(map(len, marks), default=0)
+        longest, firsts = max(map(len, marks), default=0), frozenset(mark[0] for mark in marks)
         while True:
             match = pattern.search(self.text, self.at) if marks else None
             if match is not None:
                 if match.start() > self.at:
                     sink(self.take(match.start() - self.at))
                 return self.take(len(match[0]))
-            safe = len(self.text) if self.ended else self._open_end(marks, longest)
+            safe = len(self.text) if self.ended else self._open_end(marks, longest, firsts)
             if safe > self.at:
                 sink(self.take(safe - self.at))
             if self.ended:
                 return ""
             yield
 
-    def _open_end(self, marks: tuple[str, ...], longest: int) -> int:
+    def _open_end(self, marks: tuple[str, ...], longest: int, firsts: frozenset[str]) -> int:
         """Where the end of the text begins that may be the beginning of a mark."""
         for start in range(max(self.at, len(self.text) - longest + 1), len(self.text)):
-            end = self.text[start:]
-            if any(mark.startswith(end) for mark in marks):
-                return start
+            if self.text[start] in firsts:
+                end = self.text[start:]
+                if any(mark.startswith(end) for mark in marks):
+                    return start
         return len(self.text)
