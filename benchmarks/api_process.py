@@ -32,7 +32,7 @@ def stub(folder: Path, rate: float, streams: int) -> None:
         model="smollm2", served_names=("smollm2",), vocab_size=49152, max_model_len=8192, block_size=16,
         num_blocks=9999, max_num_seqs=streams, max_num_batched_tokens=4096, prefix_caching=True, max_logprobs=20,
         seed=0, eos_token_ids=[2], default_params=SamplingParams(), options={}, phases={},
-        tokenizer_folder=str(files.folder), tokenizer_gguf=str(files.gguf or ""),
+        tokenizer=protocol.TokenizerFiles(str(files.folder), str(files.gguf or "")),
     )  # fmt: skip
     keys: list[int] = []
     peer = b""

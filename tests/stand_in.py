@@ -72,7 +72,7 @@ class StandIn(EngineClient):
                 default_params=SamplingParams(),
                 options={},
                 phases={},
-                tokenizer_folder=str(self.folder),
+                tokenizer=protocol.TokenizerFiles(str(self.folder)),
                 has_limits=bool(self.refuse),
             )
         )

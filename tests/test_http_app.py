@@ -121,6 +121,30 @@ async def test_a_full_queue(folder: Path) -> None:
             assert answer.headers["retry-after"] == "7"
 
 
+@pytest.mark.case("SSE-01")
+async def test_shapes_and_counts(folder: Path) -> None:
+    async with played(folder) as (client, engine):
+        body = SAID | {"prompt": ["hello", "good day"], "n": 2, "max_tokens": 5}
+        whole = (await client.post("/v1/completions", json=body)).json()
+        length = sum(len(engine.tokenizer.encode(prompt)) for prompt in body["prompt"])
+        assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+        assert {choice["finish_reason"] for choice in whole["choices"]} == {"length"}
+        usage = {name: whole["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+        assert usage == {"prompt_tokens": length, "completion_tokens": 20, "total_tokens": length + 20}
+        for asked in (True, False):
+            stream = body | {"stream": True, "stream_options": {"include_usage": asked}}
+            chunks = events((await client.post("/v1/completions", json=stream)).text)
+            assert [chunk["choices"] for chunk in chunks].count([]) == asked
+            if asked:
+                assert chunks[-1]["choices"] == [] and chunks.pop()["usage"] == whole["usage"]
+            texts, ends = [""] * 4, [0] * 4
+            for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+                assert not ends[choice["index"]], "the finish is the last of its choice"
+                texts[choice["index"]] += choice["text"]
+                ends[choice["index"]] += choice["finish_reason"] is not None
+            assert texts == [choice["text"] for choice in whole["choices"]] and ends == [1] * 4
+
+
 @pytest.mark.case("SSE-04")
 async def test_an_error_in_the_middle(folder: Path) -> None:
     async with played(folder, fail_at=2) as (client, engine):

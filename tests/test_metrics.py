@@ -145,7 +145,7 @@ def test_times_are_those_of_the_clock() -> None:
         "inter_token_latency_seconds": 1.0,
         "request_time_per_output_token_seconds": 0.5,
         "e2e_request_latency_seconds": (0.25 + 1.5) + 2.0,
-        "request_queue_time_seconds": 0.5 + 2.0,
+        "request_queue_time_seconds": (0.25 + 0.5) + 2.0,
         "request_prefill_time_seconds": 0.0,
         "request_decode_time_seconds": 1.0,
         "request_inference_time_seconds": 1.0,
@@ -317,7 +317,7 @@ def test_a_step_of_256_costs_little() -> None:
     watched.engine.scheduler.subscribers.clear()
     from_scheduler = [request(f"r{i}", [1, 2, 3], 90) for i in range(256)]
     for one in from_scheduler:
-        metrics._live.add(one, 1000.0, 1000.0, "")
+        metrics._live.add(one, 1000.0, "")
     ids = tuple(one.id for one in from_scheduler)
     step = Step(chunks=[Chunk(i, 5, 1) for i in range(256)])
     best = 1.0

@@ -2,8 +2,10 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import psutil
 import pytest
 
 from octavo import env
+from octavo.server.options import ServerOptions
 from server_process import TINY_FLAGS, ServerProcess, running_server
 
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
@@ -90,6 +93,70 @@ def test_a_signal_drains(server: ServerProcess, number: int) -> None:
     assert all("[DONE]" in end and '"error"' not in end for end in ends), ends
     assert server.wait() == 0
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+@pytest.mark.case("OPS-04")
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
+def test_a_signal_during_the_load_leaves_nothing(tiny_folder: Path, tmp_path: Path, numbers: tuple[int, ...]) -> None:
+    """The engine process is still importing and loading when it comes; nothing of the server stays anywhere."""
+    shared_before = set(Path("/dev/shm").iterdir())
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as name,  # a short path, which sockets fit into
+        running_server(tiny_folder, *FLAGS, folder=tmp_path, wait=False, environment={"TMPDIR": name}) as server,
+    ):
+        temporary = Path(name)
+        deadline = time.monotonic() + 60
+        while len(children := server.children()) < 2:  # the temporary folder is there, and nothing answers yet
+            assert time.monotonic() < deadline and server.process.poll() is None
+            time.sleep(0.005)
+        assert any(temporary.iterdir())
+        begin = time.monotonic()
+        for number in numbers:
+            server.terminate(number)
+            time.sleep(0.05)
+        assert server.wait() == 0
+        assert time.monotonic() - begin < 15
+        _, alive = psutil.wait_procs(children, 5)
+        assert not alive
+        assert not any(temporary.iterdir())
+        pids = [str(child.pid) for child in children]
+        left = {path.name for path in Path("/dev/shm").iterdir()} - {path.name for path in shared_before}
+        assert not [name for name in left if "octavo" in name or any(pid in name for pid in pids)]
+        with socket.create_server(("127.0.0.1", server.port)):  # the port is free
+            pass
+        assert "Traceback" not in server.log, server.log
+
+
+@pytest.mark.case("OPS-04")
+def test_a_request_without_an_end_is_served_until_the_drain_is_over(tiny_folder: Path, tmp_path: Path) -> None:
+    """As many lines about it as it takes; then an error event, never an answer that only looks whole."""
+    flags = [flag for flag in FLAGS if not flag.startswith("--shutdown-timeout")]
+    with running_server(tiny_folder, *flags, "--shutdown-timeout=1", folder=tmp_path) as server:
+        body = {"prompt": [[n + 3, 6, 7] for n in range(48)], "max_tokens": 500, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            server.terminate()
+            rest = [line for line in lines if line]
+        assert server.wait() == 0
+        assert "Draining: 1 requests at work" in server.log or "[DONE]" in rest[-1]
+        finished = sum('"finish_reason":"length"' in line for line in rest)
+        assert finished == 48 or '"error"' in rest[-2], rest[-2:]
+        assert "Shutting down: requests at work have 1 s; a second signal ends them" in server.log
+
+
+def test_an_idle_connection_is_kept_as_long_as_told(tiny_folder: Path, tmp_path: Path) -> None:
+    """A client's next request must not meet a connection that the server closes at that moment."""
+    assert ServerOptions().timeout_keep_alive > 60  # what proxies keep theirs for
+    with running_server(tiny_folder, *FLAGS, "--timeout-keep-alive=1", folder=tmp_path) as server:
+        request = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            for _ in range(2):
+                connection.sendall(request)
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+            begin = time.monotonic()
+            assert connection.recv(65536) == b""
+            assert time.monotonic() - begin > 0.5
 
 
 @pytest.mark.case("OPS-04")

@@ -40,7 +40,7 @@ def test_a_span_a_request() -> None:
     latencies = {k.rpartition(".")[2]: v for k, v in span.attributes.items() if "latency" in k}
     assert latencies == pytest.approx(
         {
-            "time_in_queue": 0.5,
+            "time_in_queue": 1.0,
             "time_to_first_token": 1.0,
             "e2e": 2.0,
             "time_in_model_prefill": 0.0,

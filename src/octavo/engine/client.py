@@ -55,6 +55,7 @@ class EngineClient:
         self._folder, self._alive, self._stall_timeout = folder, alive, stall_timeout
         self._info: EngineInfo | None = None
         self._tokenizer: Tokenizer | None = None
+        self._reading: asyncio.Future[Tokenizer] | None = None  # of the tokenizer
         self._inputs: Inputs | None = None
         self.chat_template: str | None = None  # the source of one that is used in place of the model's
         self.formats = Formats()  # how the model writes calls and thoughts, from "ready" on
@@ -276,8 +277,9 @@ class EngineClient:
                         call.set_exception(OctavoError(message.error))
                     else:
                         call.set_result(message.value)
-            case protocol.Starting(phase=phase):
+            case protocol.Starting(phase=phase, tokenizer=files):
                 self.phase = phase
+                self._read_tokenizer(files)
             case protocol.Hello(info=info):
                 self._keep(self._prepare(info))
             case protocol.Dead(cause=cause):
@@ -321,12 +323,17 @@ class EngineClient:
             logger.info("The engine moves again.")
             self.state, self.why = "ready", ""
 
+    def _read_tokenizer(self, files: protocol.TokenizerFiles) -> None:
+        """Begin to read it in a thread, while the engine starts."""
+        if files.folder and self._reading is None:
+            found = ModelFiles(Path(files.folder), Path(files.gguf) if files.gguf else None)
+            self._reading = self._loop.run_in_executor(None, Tokenizer.from_files, found)
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # `_prepare` tells it
+
     async def _prepare(self, info: EngineInfo) -> None:
+        self._read_tokenizer(info.tokenizer)
         try:
-            if info.tokenizer_folder:
-                gguf = Path(info.tokenizer_gguf) if info.tokenizer_gguf else None
-                files = ModelFiles(Path(info.tokenizer_folder), gguf)
-                self._tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+            self._tokenizer = await self._reading if self._reading else None
         except Exception as error:
             self.end(f"The tokenizer cannot be read: {error}")
             return

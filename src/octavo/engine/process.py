@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from octavo.engine.protocol import EngineInfo, EngineStart
 from octavo.engine.spans import loop_spans
 from octavo.errors import OctavoError, Overloaded
 from octavo.findings.explain import cause
+from octavo.hub import ModelFiles
 from octavo.observe.metrics import Metrics
 from octavo.observe.request_log import RequestLog
 from octavo.observe.traces import Traces
@@ -38,14 +40,18 @@ from octavo.worker import compilations
 logger = logging.getLogger("octavo")
 
 BEAT_SECONDS = 0.5
-STUCK_SECONDS = 5.0  # without a step in flight, although requests wait
-SPIN_SECONDS = 0.005  # between looks at a scheduler that has work and plans none
+LOOK_SECONDS = 0.1  # between looks at a step that runs; what reads only is answered while a longer one does
+READING = ("metrics", "snapshot")  # calls that change nothing
 LAST_WORDS_SECONDS = 1.0
 STOP_SECONDS = 3.0  # for the step that runs when the supervisor asks for the end
 
 
 class Server:
-    """One engine, and the API processes that it serves. One thread does everything after the start."""
+    """One engine, and the API processes that it serves.
+
+    One thread does everything after the start, but while a step runs: then another one, `attend`, reads the
+    socket, answers what changes nothing, and keeps the rest. `hands` is held by whoever uses the socket.
+    """
 
     def __init__(self, begin: EngineStart, socket: "zmq.Socket[bytes]") -> None:
         self.begin, self.socket = begin, socket
@@ -56,9 +62,11 @@ class Server:
         self._ids: dict[tuple[bytes, int], str] = {}
         self._started: set[str] = set()  # sequences whose first delta is out
         self._last_beat = 0.0
-        self._moved = time.monotonic()
-        self._stuck = ""
+        self.hands = threading.Lock()
+        self._kept: deque[tuple[bytes, protocol.FromClient]] = deque()  # what arrived while a step ran
+        self._shown = 0.0  # `turn_began` of the step whose stacks are in the log
         self.traces: Traces | None = None
+        self._tokenizer = protocol.TokenizerFiles()
 
     def load(self) -> None:
         """Start the engine, and answer API processes with the phase of the start meanwhile."""
@@ -69,7 +77,7 @@ class Server:
         greeter = threading.Thread(target=self._greet, args=(loading, phases), name="greeter", daemon=True)
         greeter.start()
         try:
-            self.parts = start.start(self.begin.config, phases)
+            self.parts = start.start(self.begin.config, phases, self._found_tokenizer)
         finally:
             loading.set()
             greeter.join()  # the socket is this thread's from here on
@@ -86,6 +94,7 @@ class Server:
             cache_info=self.info.options["cache"] | {"num_gpu_blocks": self.info.num_blocks},
             phases=self.info.phases,
             compilations=lambda: compilations.counts,
+            step_seconds=self.step_seconds,
         )
         if self.traces is not None:
             self.traces.model_name = self.info.served_names[0]
@@ -105,18 +114,21 @@ class Server:
         Raises:
             Exception: whatever made the engine unable to go on.
         """
+        self.hands.acquire()
         try:
             while not self.stopping.is_set():
                 self._receive()
                 if self.loop.has_work:
-                    self.turn_began = time.monotonic()
-                    self._send_deltas(self.loop.step())
-                    self.turn_began = 0.0
-                    self._watch()
+                    self._send_deltas(self._turn())
                 self._beat()
         finally:
             if self.loop.recording is not None:
                 self.loop.recording.close()
+
+    def step_seconds(self) -> float:
+        """How long the step at work has run; 0 between steps."""
+        began = self.turn_began
+        return time.monotonic() - began if began else 0.0
 
     def last_words(self, cause: str) -> None:
         """Tell every API process why this is the end."""
@@ -132,21 +144,61 @@ class Server:
 
     # Messages
 
+    def _turn(self) -> list[Delta]:
+        """A step of the loop; `attend` has the socket meanwhile."""
+        self.turn_began = time.monotonic()
+        self.hands.release()
+        try:
+            return self.loop.step()
+        finally:
+            self.hands.acquire()
+            self.turn_began = 0.0
+
+    def attend(self) -> None:
+        """A look at the step that runs, if one does: answer what only reads, and tell of one that does not end.
+
+        One that takes longer than `stall_timeout` makes the engine stuck until it ends; every thread's stack goes
+        to standard error, once.
+        """
+        if self.step_seconds() < LOOK_SECONDS:
+            return
+        with self.hands:
+            seconds, began = self.step_seconds(), self.turn_began
+            if not began:  # it has ended
+                return
+            for peer, message in self._arrived():
+                if isinstance(message, protocol.Http) or (
+                    isinstance(message, protocol.Ask) and message.name in READING
+                ):
+                    self._take(peer, message)
+                else:
+                    self._kept.append((peer, message))
+            stuck = seconds > self.begin.stall_timeout
+            self._beat(f"A step has run for {seconds:.0f} seconds: {self.dump()}." if stuck else "")
+            if stuck and began != self._shown:
+                self._shown = began
+                logger.error("A step has run for %.0f seconds: %s.", seconds, self.dump())
+                faulthandler.dump_traceback(all_threads=True)
+
     def _receive(self) -> None:
         """Take in what has arrived; without work, wait for it."""
+        while self._kept:
+            self._take(*self._kept.popleft())
         if not self.loop.has_work:
             self.socket.poll(int(BEAT_SECONDS * 1000))
+        for peer, message in self._arrived():
+            self._take(peer, message)
+
+    def _arrived(self) -> Iterator[tuple[bytes, protocol.FromClient]]:
         while True:
             try:
                 peer, frame = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
-                message = protocol.decode_from_client(frame)
+                yield peer, protocol.decode_from_client(frame)
             except (msgspec.MsgspecError, OctavoError) as error:
                 logger.error("A message of an API process is dropped: %s", error)
-                continue
-            self._take(peer, message)
 
     def _take(self, peer: bytes, message: protocol.FromClient) -> None:
         match message:
@@ -170,7 +222,8 @@ class Server:
     def _add(self, peer: bytes, message: protocol.Add) -> None:
         first = message.keys[0]
         try:
-            self.admission.check(self.scheduler, len(message.prompt) // array(protocol.TOKEN).itemsize)
+            num_tokens = len(message.prompt) // array(protocol.TOKEN).itemsize
+            self.admission.check(self.scheduler, num_tokens, self.metrics.finished_per_second())
             self.metrics.arrived([r.id for r in message.requests], message.arrival, message.traceparent)
             for key, request in zip(message.keys, message.whole(), strict=True):
                 self.scheduler.add(request)
@@ -226,7 +279,6 @@ class Server:
                 self._forget(name)
         for peer, (keys, tokens, others) in columns.items():
             self._send(peer, protocol.Step(keys.tobytes(), tokens.tobytes(), others))
-        self._moved = time.monotonic()
 
     def _send(self, peer: bytes, message: protocol.FromEngine) -> None:
         self.socket.send_multipart((peer, protocol.encode(message)), zmq.NOBLOCK)
@@ -250,27 +302,16 @@ class Server:
 
     # State
 
-    def _beat(self) -> None:
+    def _beat(self, stuck: str = "") -> None:
         now = time.monotonic()
         if now - self._last_beat >= BEAT_SECONDS:
             self._last_beat = now
-            self._tell(protocol.Beat(self._stuck))
+            self._tell(protocol.Beat(stuck))
             if self.begin.log_stats and (line := self.metrics.log_line()):
                 logger.info(line)
 
-    def _watch(self) -> None:
-        """Notice requests that wait while nothing runs; the loop would turn for ever."""
-        if self.loop.in_flight or self.scheduler.num_running or not self.scheduler.num_waiting:
-            self._moved, self._stuck = time.monotonic(), ""
-            return
-        time.sleep(SPIN_SECONDS)
-        if not self._stuck and time.monotonic() - self._moved > min(STUCK_SECONDS, self.begin.stall_timeout):
-            self._stuck = f"Requests wait and nothing runs: {self.dump()}."
-            logger.error(self._stuck)
-
     def _info(self) -> EngineInfo:
         parts, begin = self.parts, self.begin
-        files = parts.tokenizer_files
         model = begin.config.model.model or parts.files.folder.name
         return EngineInfo(
             model=model,
@@ -288,36 +329,32 @@ class Server:
             default_params=parts.default_params,
             options=dataclasses.asdict(begin.config),
             phases=parts.phases,
-            tokenizer_folder=str(files.folder) if files else "",
-            tokenizer_gguf=str(files.gguf or "") if files else "",
+            tokenizer=self._tokenizer,
             has_limits=self.admission.has_limits,
         )
 
+    def _found_tokenizer(self, files: ModelFiles) -> None:
+        self._tokenizer = protocol.TokenizerFiles(str(files.folder), str(files.gguf or ""))
+
     def _greet(self, loading: threading.Event, phases: dict[str, float]) -> None:
         """While the engine starts: note who joins, and say which phases are over."""
-        told = ""
+        told = protocol.Starting("")
         while not loading.is_set():
             joined = False
             if self.socket.poll(100):
                 peer, _ = self.socket.recv_multipart()
                 self.peers.add(peer)
                 joined = True
-            done = ", ".join(phases) or "nothing"
-            if joined or done != told:
-                told = done
-                self._tell(protocol.Starting(f"done so far: {done}"))
+            news = protocol.Starting(f"done so far: {', '.join(phases) or 'nothing'}", self._tokenizer)
+            if joined or news != told:
+                told = news
+                self._tell(news)
 
 
-def watch_steps(server: Server) -> None:
-    """Show every thread's stack when one step takes longer than `stall_timeout`; once for each such step."""
-    shown = 0.0
+def attend(server: Server) -> None:
     while True:
-        time.sleep(1.0)
-        began = server.turn_began
-        if began and began != shown and time.monotonic() - began > server.begin.stall_timeout:
-            shown = began
-            logger.error("A step has run for %.0f seconds: %s.", time.monotonic() - began, server.dump())
-            faulthandler.dump_traceback(all_threads=True)
+        time.sleep(LOOK_SECONDS)
+        server.attend()
 
 
 def watch_parent(server: Server) -> None:
@@ -346,7 +383,7 @@ def main() -> None:
     status = 0
     try:
         server.load()
-        threading.Thread(target=watch_steps, args=(server,), name="steps", daemon=True).start()
+        threading.Thread(target=attend, args=(server,), name="attendant", daemon=True).start()
         server.run()
     except BaseException as error:
         status = 1

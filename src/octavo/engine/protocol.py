@@ -37,11 +37,17 @@ class EngineStart(msgspec.Struct, frozen=True):
     profile_dir: str = ""
 
 
+class TokenizerFiles(msgspec.Struct, frozen=True):
+    """Where the tokenizer lies; both are empty when the engine runs without one, or has not found it yet."""
+
+    folder: str = ""
+    gguf: str = ""
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """What the engine found and decided at its start.
 
     `options` are the resolved engine options by group. `phases` are the seconds of each phase of the start.
-    `tokenizer_folder` and `tokenizer_gguf` say where the tokenizer lies; both are empty when it runs without.
     """
 
     model: str
@@ -59,8 +65,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     default_params: SamplingParams
     options: dict[str, dict[str, Any]]
     phases: dict[str, float]
-    tokenizer_folder: str = ""
-    tokenizer_gguf: str = ""
+    tokenizer: TokenizerFiles = TokenizerFiles()
     has_limits: bool = False  # of the queue: then a request waits for the engine's word whether it is taken
 
 
@@ -120,9 +125,10 @@ class Http(msgspec.Struct, tag=True):
 
 
 class Starting(msgspec.Struct, tag=True):
-    """The phase that the start is in."""
+    """The phase that the start is in. API processes read the tokenizer as soon as they know where it is."""
 
     phase: str
+    tokenizer: TokenizerFiles = TokenizerFiles()
 
 
 class Hello(msgspec.Struct, tag=True):
@@ -166,7 +172,7 @@ class Reply(msgspec.Struct, tag=True):
 
 
 class Beat(msgspec.Struct, tag=True):
-    """Sent about twice a second between steps; `stuck` says why nothing moves although requests wait."""
+    """Sent about twice a second; `stuck` says that a step does not end."""
 
     stuck: str = ""
 

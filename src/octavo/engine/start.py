@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,21 +46,27 @@ class Parts:
     trace_file: TraceFile | None = None
 
 
-def start(config: EngineConfig, phases: dict[str, float] | None = None) -> Parts:
+FoundTokenizer = Callable[[ModelFiles], None]
+
+
+def start(
+    config: EngineConfig, phases: dict[str, float] | None = None, found_tokenizer: FoundTokenizer | None = None
+) -> Parts:
     """Read, load and size everything. The seconds of each phase go into `phases` as it ends.
+
+    `found_tokenizer` is told where the tokenizer lies as soon as that is known, if there is one.
 
     Raises:
         ModelNotFound, InvalidConfig, InvalidWeights: each says what is wrong and what to do; what PyTorch and the
             system raise is told so too.
     """
     with explained():
-        return _start(config, phases)
+        return _start(config, {} if phases is None else phases, found_tokenizer)
 
 
-def _start(config: EngineConfig, phases: dict[str, float] | None) -> Parts:
+def _start(config: EngineConfig, seconds: dict[str, float], found_tokenizer: FoundTokenizer | None) -> Parts:
     begin = time.perf_counter()
     trace_file = TraceFile(config.scheduler.trace) if config.scheduler.trace is not None else None
-    seconds = {} if phases is None else phases
     files = find_model(
         config.model.model,
         revision=config.model.revision,
@@ -71,6 +78,8 @@ def _start(config: EngineConfig, phases: dict[str, float] | None) -> Parts:
     check_architecture(architecture_of(hf_config))
     spec = ModelSpec.from_config(hf_config)
     tokenizer_files = _tokenizer_files(config, files)
+    if tokenizer_files and found_tokenizer:
+        found_tokenizer(tokenizer_files)
     tokenizer = Tokenizer.from_files(tokenizer_files) if tokenizer_files else None
     formats = Formats.of(
         main_template(tokenizer) if tokenizer else "", config.model.tool_call_parser, config.model.reasoning_parser

@@ -38,6 +38,7 @@ class Metric:
 METRICS = (
     Metric("num_requests_running", "gauge", "Sequences that have a slot on the device."),
     Metric("num_requests_waiting", "gauge", "Sequences that wait for one."),
+    Metric("step_running_seconds", "gauge", "How long the step at work has run; 0 between steps."),
     Metric("num_requests_waiting_by_reason", "gauge", "Waiting sequences by what they wait for.", ("reason",)),
     Metric("kv_cache_usage_perc", "gauge", "Share of the KV blocks in use, 0 to 1; free cached blocks are not in use."),
     Metric("cache_config_info", "gauge", "Always 1; the labels are the KV cache's options.", ("...",)),
@@ -82,7 +83,7 @@ METRICS = (
         TOKEN,
     ),
     Metric("e2e_request_latency_seconds", "histogram", "From arrival to end.", (), REQUEST),
-    Metric("request_queue_time_seconds", "histogram", "From the engine's queue to a slot.", (), REQUEST),
+    Metric("request_queue_time_seconds", "histogram", "From arrival to a slot.", (), REQUEST),
     Metric("request_inference_time_seconds", "histogram", "From a slot to the last token.", (), REQUEST),
     Metric("request_prefill_time_seconds", "histogram", "From a slot to the first token.", (), REQUEST),
     Metric("request_decode_time_seconds", "histogram", "From the first token to the last.", (), REQUEST),

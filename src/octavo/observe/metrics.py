@@ -1,5 +1,6 @@
 """The engine's metrics: folded from the scheduler's events, read by Prometheus, the log and the live page."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ PAGE_SIZE = 4096  # bytes, of /proc/self/statm
 
 
 class Metrics:
-    """Subscribe an instance: `scheduler.subscribers.append(metrics)`. Not thread-safe: it lives where the loop runs.
+    """Subscribe an instance: `scheduler.subscribers.append(metrics)`. Threads take turns: it may be read anywhere.
 
     Every latency is measured on `clock` (seconds), in the engine process.
 
@@ -27,6 +28,7 @@ class Metrics:
         cache_info: options of the KV cache, the labels of `cache_config_info`.
         phases: seconds of each phase of the start.
         compilations: returns the kernels compiled so far, by when ("startup", "serving").
+        step_seconds: returns how long the step at work has run.
     """
 
     def __init__(
@@ -40,14 +42,16 @@ class Metrics:
         cache_info: Mapping[str, object] | None = None,
         phases: Mapping[str, float] | None = None,
         compilations: Callable[[], Mapping[str, int]] = dict,
+        step_seconds: Callable[[], float] = float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler, self.clock = scheduler, clock
+        self._turn = threading.Lock()
         self.on_finished: list[Callable[[Record], None]] = []
         self.store = Store(up_to(max_model_len))
         info = {name: str(value) for name, value in (cache_info or {}).items()}
         self._exposition = Exposition(self.store, prefixes, (model_name, engine), info)
-        self._compilations = compilations
+        self._compilations, self._step_seconds = compilations, step_seconds
         self._live = Live()
         self._announced: dict[str, tuple[float, str]] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -69,7 +73,8 @@ class Metrics:
     def __call__(self, event: Event) -> None:
         handler = self._handlers.get(type(event))
         if handler is not None:
-            handler(event)
+            with self._turn:
+                handler(event)
 
     def arrived(self, request_ids: Iterable[str], at: float, traceparent: str = "") -> None:
         """Say before they are added when their HTTP request came in (same clock) and the trace it belongs to."""
@@ -77,43 +82,54 @@ class Metrics:
             self._announced[request_id] = (at, traceparent)
 
     def rejected(self, reason: str) -> None:
-        self.store.add("admission_rejections", 1, reason)
+        with self._turn:
+            self.store.add("admission_rejections", 1, reason)
+
+    def finished_per_second(self) -> float:
+        """Sequences that ended lately, of their own or by an abort; 0 before any has."""
+        with self._turn:
+            return self._readings.finished_rate.per_second(self.clock())
 
     def http(self, rows: Iterable[Row]) -> None:
         """What `HttpCounts.take` gave in an API process."""
-        for method, route, status, seconds in rows:
-            self.store.add("http_requests", 1, route, method, f"{status // 100}xx")
-            self.store.histogram("http_request_duration_seconds", route, method).observe(seconds)
-            self.store.histogram("http_request_duration_highr_seconds").observe(seconds)
+        with self._turn:
+            for method, route, status, seconds in rows:
+                self.store.add("http_requests", 1, route, method, f"{status // 100}xx")
+                self.store.histogram("http_request_duration_seconds", route, method).observe(seconds)
+                self.store.histogram("http_request_duration_highr_seconds").observe(seconds)
 
     def process_memory(self, process: str, num_bytes: int) -> None:
-        self.store.put("process_memory_bytes", num_bytes, process)
+        with self._turn:
+            self.store.put("process_memory_bytes", num_bytes, process)
 
     def render(self) -> bytes:
         """Prometheus text (version 0.0.4)."""
-        store, scheduler = self.store, self.scheduler
-        store.put("num_requests_running", scheduler.num_running)
-        store.put("num_requests_waiting", scheduler.num_waiting)
-        store.put("num_requests_waiting_by_reason", scheduler.num_waiting, "capacity")
-        store.put("kv_cache_usage_perc", self._readings.kv_cache_usage)
-        for when, count in self._compilations().items():
-            store.put("kernel_compilations", count, when)
         if own := resident_memory():
             self.process_memory("engine", own)
-        return self._exposition.render()
+        store, scheduler = self.store, self.scheduler
+        with self._turn:
+            store.put("num_requests_running", scheduler.num_running)
+            store.put("num_requests_waiting", scheduler.num_waiting)
+            store.put("num_requests_waiting_by_reason", scheduler.num_waiting, "capacity")
+            store.put("kv_cache_usage_perc", self._readings.kv_cache_usage)
+            store.put("step_running_seconds", self._step_seconds())
+            for when, count in self._compilations().items():
+                store.put("kernel_compilations", count, when)
+            return self._exposition.render()
 
     def snapshot(self) -> dict[str, Any]:
         """What the live page shows and GET /load answers; latencies in milliseconds over the last `window_s`."""
-        return self._readings.snapshot(self.clock())
+        with self._turn:
+            return self._readings.snapshot(self.clock()) | {"step_seconds": round(self._step_seconds(), 3)}
 
     def log_line(self) -> str | None:
         """The line of the last ten seconds when it is due; None before that, and while nothing happens."""
-        return self._readings.log_line(self.clock())
+        with self._turn:
+            return self._readings.log_line(self.clock())
 
     def _added(self, event: Added) -> None:
-        now = self.clock()
-        at, traceparent = self._announced.pop(event.request_id, (now, ""))
-        self._live.add(event.request, at, now, traceparent)
+        at, traceparent = self._announced.pop(event.request_id, (self.clock(), ""))
+        self._live.add(event.request, at, traceparent)
 
     def _admitted(self, event: Admitted) -> None:
         record = self._live.records.get(event.request_id)
@@ -201,6 +217,7 @@ class Metrics:
                 self._gap(now, (now - last) / count, count)
             record.num_generated, record.last_token_at = event.num_generated_tokens, now
         record.finished_at, record.reason = now, event.reason
+        self._readings.finished_rate.add(now, 1)
         last_of_group = self._live.finish(record)
         self._observe(record, last_of_group, now)
         for tell in self.on_finished:

@@ -9,6 +9,7 @@ from octavo.observe.window import Percentiles, Rate
 
 WINDOW = 60.0  # seconds of the latency percentiles
 RATE_WINDOW = 5.0  # seconds of the token rates of `snapshot`
+FINISHED_WINDOW = 30.0  # seconds of the rate at which requests end, for those that must wait
 LOG_INTERVAL = 10.0
 RECENT_LOOKUPS = 1000  # requests of the shown prefix hit rate
 
@@ -19,6 +20,7 @@ class Readings:
     def __init__(self, scheduler: Scheduler, store: Store, model_name: str, engine: str, now: float) -> None:
         self.scheduler, self.store, self.model_name, self.engine = scheduler, store, model_name, engine
         self.latencies = {name: Percentiles(WINDOW) for name in ("ttft", "itl", "e2e", "queue")}
+        self.finished_rate = Rate(FINISHED_WINDOW, now)
         self.prompt_rate, self.generation_rate = Rate(RATE_WINDOW, now), Rate(RATE_WINDOW, now)
         self.lookups: deque[tuple[int, int]] = deque(maxlen=RECENT_LOOKUPS)  # tokens asked for, tokens found
         self._start = self._logged_at = now

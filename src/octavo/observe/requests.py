@@ -21,7 +21,6 @@ class Record:
     request: Request
     group: Group
     arrived_at: float
-    queued_at: float
     traceparent: str = ""
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -46,8 +45,8 @@ class Record:
 
     @property
     def queue_time(self) -> float | None:
-        """Of a sequence that never got a slot, all the time it waited for one."""
-        return _between(self.queued_at, self.finished_at if self.admitted_at is None else self.admitted_at)
+        """From the arrival at the server; of a sequence that never got a slot, all the time it waited for one."""
+        return _between(self.arrived_at, self.finished_at if self.admitted_at is None else self.admitted_at)
 
     @property
     def prefill_time(self) -> float | None:
@@ -78,11 +77,11 @@ class Live:
     records: dict[str, Record] = field(default_factory=dict)
     _groups: dict[str, Group] = field(default_factory=dict)
 
-    def add(self, request: Request, arrived_at: float, queued_at: float, traceparent: str) -> None:
+    def add(self, request: Request, arrived_at: float, traceparent: str) -> None:
         n = request.params.n
         # The n sequences of a request differ in what follows the last dot of their ids.
         group = self._groups.setdefault(request.id.rpartition(".")[0], Group(n)) if n > 1 else Group(1)
-        self.records[request.id] = Record(request, group, arrived_at, queued_at, traceparent)
+        self.records[request.id] = Record(request, group, arrived_at, traceparent)
 
     def finish(self, record: Record) -> bool:
         """Whether it was the last of its request."""

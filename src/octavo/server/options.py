@@ -37,7 +37,11 @@ class ServerOptions:
     shutdown_timeout: float = 30.0
     """Seconds that requests at work may take to finish after SIGTERM or SIGINT; a second signal ends them at once."""
     stall_timeout: float = 60.0
-    """Seconds without progress, though requests wait or a step runs, after which /health says 503."""
+    """Seconds that a step may run, or the engine be silent, before /health says 503."""
+    exit_on_stall: bool = False
+    """End with the cause, and a status that is not 0, when that time is over; else wait for the engine to move on."""
+    timeout_keep_alive: int = 75
+    """Seconds that an idle connection is kept; more than the clients and proxies in front keep theirs (mostly 60)."""
     max_num_queued_reqs: int | None = None
     """Most requests that wait for a place; further ones are refused with 503 and Retry-After."""
     max_num_queued_tokens: int | None = None
@@ -107,6 +111,7 @@ class ServerOptions:
                 _check_integer(name, getattr(self, name), 0, 2**31)
         _check_seconds("shutdown_timeout", self.shutdown_timeout, 0)
         _check_seconds("stall_timeout", self.stall_timeout, 1)
+        _check_integer("timeout_keep_alive", self.timeout_keep_alive, 0, MAX_SECONDS)
         _check_seconds("sse_keep_alive_interval", self.sse_keep_alive_interval, 0)
         _check_integer("max_body_bytes", self.max_body_bytes, 1024, 2**40)
         _check_integer("max_file_bytes", self.max_file_bytes, 1024, 2**40)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ import uvicorn
 
 from octavo import log
 from octavo.engine.client import EngineClient
-from octavo.errors import OctavoError
+from octavo.errors import EngineDead, OctavoError
 from octavo.server import http_limits
 from octavo.server.app import build
 from octavo.server.listening import BACKLOG, address
@@ -28,6 +29,8 @@ from octavo.server.options import OPTIONS_FILE, ServerOptions
 
 logger = logging.getLogger("octavo")
 
+DRAIN_LOG_SECONDS = 5.0  # between lines about what is still at work
+WATCH_SECONDS = 0.5
 FLUSH_SECONDS = 2  # for answers that are being sent when the server ends
 
 
@@ -58,6 +61,7 @@ async def serve(folder: Path, index: int, listening: socket.socket, alive: int) 
             server_header=False,
             date_header=False,
             backlog=BACKLOG,
+            timeout_keep_alive=options.timeout_keep_alive,
             timeout_graceful_shutdown=FLUSH_SECONDS,
             ssl_certfile=options.ssl_certfile,
             ssl_keyfile=options.ssl_keyfile,
@@ -67,7 +71,16 @@ async def serve(folder: Path, index: int, listening: socket.socket, alive: int) 
 
     async def drain() -> None:
         client.drain()
-        await client.idle()
+        while client.num_live:
+            logger.info("Draining: %d requests at work", client.num_live)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(client.idle(), DRAIN_LOG_SECONDS)
+        server.should_exit = True
+
+    async def end_on_stall() -> None:
+        while client.state != "stuck":
+            await asyncio.sleep(WATCH_SECONDS)
+        client.end(client.why)
         server.should_exit = True
 
     def obey() -> None:
@@ -83,8 +96,12 @@ async def serve(folder: Path, index: int, listening: socket.socket, alive: int) 
     asyncio.get_running_loop().add_reader(0, obey)
     if index == 0:
         tasks.add(asyncio.create_task(_say_ready(client, address(listening, options))))
+    stall = asyncio.create_task(end_on_stall()) if options.exit_on_stall else None
     await server.serve([listening])
+    why = client.why if stall is not None and stall.done() else ""
     await client.close()
+    if why:
+        raise EngineDead(why)
 
 
 async def _say_ready(client: EngineClient, where: str) -> None:
@@ -103,11 +120,19 @@ def _event_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     return made
 
 
+def _allow_many_connections() -> None:
+    """Each one is an open file; the usual soft limit of 1,024 is for programs that use `select`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main() -> None:
     folder, index, listening, alive = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor decides what they mean
         signal.signal(number, signal.SIG_IGN)
     log.set_up()
+    _allow_many_connections()
     with asyncio.Runner(loop_factory=_event_loop()) as runner:
         runner.run(serve(Path(folder), int(index), socket.socket(fileno=int(listening)), int(alive)))
 

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote
@@ -35,6 +36,7 @@ logger = logging.getLogger("octavo")
 IGNORED = "x-octavo-ignored"
 MAX_IGNORED_SHOWN = 20
 LONG_TEXT = 20_000  # characters; above it a text is read in a thread, so that streams go on
+HUGE_TEXT = 500_000  # characters; above it texts take turns in one thread, so that they hold up only each other
 RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
     | {"chat_template", "conversation", "tokenize", "return_dict", "tokenizer"}
@@ -119,8 +121,7 @@ class Serving:
     @property
     def tokenizer(self) -> Tokenizer | None:
         """None where the engine runs without one."""
-        info = self.engine.info
-        return self.engine.tokenizer if info.tokenizer_folder or info.tokenizer_gguf else None
+        return self.engine.tokenizer if self.engine.info.tokenizer.folder else None
 
     def sampling(self, given: Mapping[str, Any]) -> SamplingParams:
         """Sampling parameters of a request, completed by the model's own.
@@ -249,11 +250,15 @@ def tenant_of(request: Request) -> str:
     return str(request.scope.get(TENANT, ""))
 
 
+_huge_texts = ThreadPoolExecutor(1, "huge-texts")
+
+
 async def off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Do work on a text of `size` characters, in a thread if that is long."""
     if size <= LONG_TEXT:
         return work(*args, **kwargs)
-    return await asyncio.to_thread(work, *args, **kwargs)
+    threads = _huge_texts if size > HUGE_TEXT else None
+    return await asyncio.get_running_loop().run_in_executor(threads, functools.partial(work, *args, **kwargs))
 
 
 @functools.lru_cache(maxsize=4)

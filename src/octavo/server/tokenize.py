@@ -29,7 +29,9 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         special = body.add_special_tokens
     ids = await serving.encode(text, special, may_be_longer=True)
     tokenizer = serving.engine.tokenizer
-    strings = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+    strings = None
+    if body.return_token_strs:
+        strings = await off_loop(len(ids), lambda: [tokenizer.token_text(token_id) for token_id in ids])
     content = {"count": len(ids), "max_model_len": info.max_model_len, "tokens": ids, "token_strs": strings}
     return Response(encode(content), headers=headers, media_type="application/json")
 
