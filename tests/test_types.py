@@ -89,8 +89,8 @@ def test_keywords_of_other_engines_are_taken_when_harmless(caplog: pytest.LogCap
     assert SamplingParams(best_of=1, use_beam_search=False) == SamplingParams()  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="beam search"):
         SamplingParams(use_beam_search=True)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="structured"):
-        SamplingParams(structured_outputs={"json": "{}"})  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="it is called structured_outputs"):
+        SamplingParams(guided_decoding={"json": "{}"})  # type: ignore[call-arg]
 
 
 def test_stop_ids_join_the_model_s_own_unless_ignored() -> None:

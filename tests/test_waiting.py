@@ -3,7 +3,6 @@
 import pytest
 
 from conftest import Make
-from octavo import SamplingParams
 from octavo.config import EngineConfig
 
 
@@ -19,13 +18,6 @@ def test_adapters_are_refused(make_llm: Make) -> None:
 def test_several_devices_are_refused(make_llm: Make) -> None:
     with pytest.raises(ValueError, match="tensor_parallel_size=2 is not available"):
         make_llm(tensor_parallel_size=2)
-
-
-@pytest.mark.case("SMP-01", "KV-03", "ABT-03")
-@pytest.mark.waits_for("structured output")
-def test_grammars_are_refused() -> None:
-    with pytest.raises(ValueError, match="structured output is not built in yet"):
-        SamplingParams(structured_outputs={"regex": "a+"})  # type: ignore[call-arg]
 
 
 @pytest.mark.case("KV-03")

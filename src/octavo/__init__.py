@@ -3,6 +3,7 @@
 from typing import Any
 
 from octavo.errors import OctavoError
+from octavo.structured_outputs import StructuredOutputsParams
 from octavo.types import CompletionOutput, Logprob, RequestOutput, RequestOutputKind, SamplingParams
 from octavo.version import __version__
 
@@ -15,6 +16,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -29,7 +29,7 @@ Progress = bool | Callable[..., Any]
 CALL_ELSEWHERE = {
     "lora_request": Elsewhere("there are no adapters yet"),
     "prompt_token_ids": Elsewhere("give token ids as the prompts"),
-    "guided_options_request": Elsewhere("structured output is not built in yet"),
+    "guided_options_request": Elsewhere("it is called structured_outputs, in SamplingParams"),
     "mm_processor_kwargs": Elsewhere("models are text only", (None, {})),
     "tokenization_kwargs": Elsewhere("tokenize the prompts yourself", (None, {})),
     "chat_template_content_format": Elsewhere("it is found by trying the template", (None, "auto")),

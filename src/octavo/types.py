@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.errors import InvalidRequest, shown
 from octavo.known import Elsewhere, knows
+from octavo.structured_outputs import StructuredOutputsParams
 
 logger = logging.getLogger("octavo")
 
@@ -43,8 +44,7 @@ class RequestOutputKind(Enum):
 
 _LATER = "it needs a part that Octavo does not have yet"
 SAMPLING_ELSEWHERE = {
-    "structured_outputs": Elsewhere("structured output is not built in yet"),
-    "guided_decoding": Elsewhere("structured output is not built in yet"),
+    "guided_decoding": Elsewhere("it is called structured_outputs"),
     "best_of": Elsewhere("sample n and choose by cumulative_logprob", (None, 1)),
     "use_beam_search": Elsewhere("there is no beam search; sample n > 1"),
     "length_penalty": Elsewhere("there is no beam search", (None, 1.0)),
@@ -103,12 +103,16 @@ class SamplingParams:
     skip_reading_prefix_cache: bool | None = False
     thinking_token_budget: int | None = None
     """Most tokens of a thought, which is then ended as the model would have ended it; -1 is no limit."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the answer has to look like; a dictionary of the same names will do."""
     shown_token_ids: tuple[int, ...] = ()
     """Special tokens that stay in the text though the others are skipped: they mark calls and thoughts."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_lists()
+        if self.structured_outputs is not None:
+            self._set(structured_outputs=StructuredOutputsParams.of(self.structured_outputs))
         if self.temperature < GREEDY_BELOW:
             if self.n > 1:
                 raise _refuse("n", self.n, "1 with temperature 0 (greedy samples would all be the same)")
@@ -313,6 +317,7 @@ class Delta:
     stop_reason: int | None = None
     error: str = ""
     num_cached_tokens: int = 0
+    completed: bool = False  # it stops because all is said: the last token is a part of the text
 
 
 @dataclass(slots=True)

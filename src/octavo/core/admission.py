@@ -22,15 +22,22 @@ class Admission:
     def has_limits(self) -> bool:
         return self.max_num_reqs is not None or self.max_num_tokens is not None
 
-    def check(self, scheduler: Scheduler, num_prompt_tokens: int, finished_per_second: float = 0.0) -> None:
-        """
+    def check(
+        self,
+        scheduler: Scheduler,
+        num_prompt_tokens: int,
+        finished_per_second: float = 0.0,
+        num_compiling: int = 0,
+    ) -> None:
+        """`num_compiling` sequences are about to join the queue.
+
         Raises:
             Overloaded: with the seconds after which a place is likely, from the rate at which requests finish.
         """
         if not self.has_limits:
             return
         num_free = scheduler.max_num_seqs - scheduler.num_running
-        num_queued = scheduler.num_waiting - num_free
+        num_queued = scheduler.num_waiting + num_compiling - num_free
         if num_queued < 0:
             return
         wait = LONGEST_WAIT if not finished_per_second else math.ceil((num_queued + 1) / finished_per_second)

@@ -158,7 +158,7 @@ class Scheduler:
         budget = self._plan_running(flight, shares)
         if self.num_preemptions == num_preemptions:
             self._plan_waiting(flight, budget, shares)
-            if self.num_scheduler_steps > 1:
+            if self.num_scheduler_steps > 1 and not flight.step.masked:
                 self._repeat(flight)
         step = flight.step
         if not step.chunks:
@@ -182,7 +182,8 @@ class Scheduler:
             raise ValueError("commit must be given the steps in the order in which they were planned, each once")
         flight = self._in_flight.popleft()
         deltas = []
-        faults, logprobs, prompt_logprobs = result.faults, result.logprobs, result.prompt_logprobs
+        faults, completed = result.faults, result.completed
+        logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
         chunks = zip(flight.seqs, flight.counts, flight.ends, result.tokens, strict=True)
         for i, (seq, count, end, tokens) in enumerate(chunks):
             ended_before = seq.finish_reason is not None
@@ -194,6 +195,9 @@ class Scheduler:
                 deltas.append(self._fail(seq, faults[i]))
                 continue
             num_accepted = seq.accept(tokens)
+            is_complete = i in completed and seq.finish_reason is not FinishReason.STOP
+            if is_complete:
+                seq.finish_reason = FinishReason.STOP
             if end >= seq.seals_at and seq.slot >= 0:
                 # What a repeat computed after a stop is not the sequence's own.
                 self._seal(seq, min(end, len(seq.tokens)))
@@ -208,6 +212,7 @@ class Scheduler:
                 delta.prompt_logprobs_start = step.chunks[i].start + 1
             if seq.finish_reason is not None:
                 delta.finish_reason, delta.stop_reason = seq.finish_reason, seq.stop_reason
+                delta.completed = is_complete
                 self._finish(seq, seq.finish_reason)
             deltas.append(delta)
         if self.subscribers:
@@ -376,6 +381,8 @@ class Scheduler:
         flight.ends.append(end)
         seq.pending += samples
         seq.in_flight += 1
+        if samples and seq.constrained:
+            flight.step.masked = True
         if self.fairness.has_several:
             self.fairness.charge(seq.request.tenant, length)
 

@@ -37,6 +37,7 @@ class Sequence:
     awaits: bytes = b""  # the block that another sequence was computing when this one was last looked at
     num_bypasses: int = 0
     was_preempted: bool = False
+    constrained: bool = field(init=False)  # its tokens are chosen under masks
     num_prompt_tokens: int = field(init=False)
     _min_length: int = field(init=False)
     _stop_token_ids: frozenset[int] = field(init=False)
@@ -46,6 +47,7 @@ class Sequence:
         self.num_prompt_tokens = len(self.tokens)
         self._min_length = self.num_prompt_tokens + self.request.params.min_tokens
         self._stop_token_ids = self.request.stop_token_ids
+        self.constrained = self.request.params.structured_outputs is not None
 
     @property
     def num_generated(self) -> int:

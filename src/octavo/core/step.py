@@ -71,10 +71,12 @@ class StepResult:
     `tokens[i]` is empty when chunk i does not sample, else it has `repeat` tokens. `logprobs[i]` is
     parallel to `tokens[i]`, or empty when the request asked for none. `prompt_logprobs[i]` has one
     entry for each position p of chunk i with p + 1 < prompt length (the logprobs of token p + 1), or is
-    missing. `faults[i]` names why chunk i's request must end with an error (NaN logits, say).
+    missing. `faults[i]` names why chunk i's request must end with an error (NaN logits, say). A chunk in
+    `completed` has its sequence's last token: what it was to say is said.
     """
 
     tokens: list[list[int]]
     logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
+    completed: set[int] = field(default_factory=set)

@@ -134,7 +134,8 @@ class EngineClient:
         """
         self._refuse_unless_open()
         assert self._inputs is not None
-        if _length(prompt) > LONG_TEXT:
+        structured = params.structured_outputs if params is not None else None
+        if _length(prompt) > LONG_TEXT or (structured is not None and len(structured.text) > LONG_TEXT):
             return await asyncio.to_thread(self._inputs.group, prompt, params, request_id=request_id, priority=priority)
         return self._inputs.group(prompt, params, request_id=request_id, priority=priority)
 
@@ -167,7 +168,7 @@ class EngineClient:
             )
             group = dataclasses.replace(group, requests=requests)
         feed = Feed(self, Answer(group, group.params.output_kind, self._tokenizer, now), self._loop)
-        feed.taken = not self.info.has_limits
+        feed.taken = not self.info.has_limits and group.params.structured_outputs is None
         for sample in feed.answer.samples:
             key = next(self._keys)
             self._feeds[key] = (feed, sample)
@@ -544,5 +545,5 @@ def _length(prompt: Prompt) -> int:
 
 def _refusal(refused: protocol.Refused) -> OctavoError:
     if refused.status == InvalidRequest.status:
-        return InvalidRequest(refused.why)
+        return InvalidRequest(refused.why, param=refused.param)
     return Overloaded(refused.why, retry_after_s=refused.retry_after_s)

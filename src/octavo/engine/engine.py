@@ -1,15 +1,16 @@
 """One engine in this process: prompts in, `RequestOutput`s out. `LLM` and `AsyncLLM` drive it."""
 
 import logging
+from functools import partial
 from typing import Self
 
 from octavo.config import EngineConfig
 from octavo.engine import start
 from octavo.engine.inputs import Group, Inputs, Prompt
 from octavo.engine.outputs import Outputs
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, OctavoError
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import RequestOutput, SamplingParams
+from octavo.types import Delta, FinishReason, RequestOutput, SamplingParams
 
 logger = logging.getLogger("octavo")
 
@@ -41,6 +42,7 @@ class Engine:
             reasoning=parts.formats.reasoning,
         )
         self.outputs = Outputs(parts.tokenizer)
+        self.refused: list[Delta] = []
 
     @property
     def has_unfinished(self) -> bool:
@@ -60,7 +62,10 @@ class Engine:
             EngineDead: nothing ever runs here again.
         """
         self.loop.check_alive()
-        return self.inputs.group(prompt, params, request_id=request_id, priority=priority)
+        group = self.inputs.group(prompt, params, request_id=request_id, priority=priority)
+        if group.params.structured_outputs is not None and self.loop.constraints is not None:
+            self.loop.constraints.grammars.compile(group.params.structured_outputs)
+        return group
 
     def add(self, group: Group, *, final_only: bool = False) -> None:
         """Queue a checked request; `final_only` overrides its `output_kind`.
@@ -75,21 +80,29 @@ class Engine:
                 f"request_id={group.id!r} belongs to a request that is still running.", param="request_id"
             )
         self.outputs.add(group, final_only)
-        for request in group.requests:
-            self.scheduler.add(request)
+        self.loop.add(list(group.requests), partial(self._settled, group))
+
+    def _settled(self, group: Group, error: OctavoError | None) -> None:
+        if error is not None:  # of a grammar that was compiled by `check`, forgotten, and failed this time
+            self.refused += [
+                Delta(request.id, [], finish_reason=FinishReason.ERROR, error=str(error)) for request in group.requests
+            ]
 
     def step(self) -> list[RequestOutput]:
         """One turn of the loop; returns what changed for the user."""
-        outputs, stopped = self.outputs.process(self.loop.step())
+        deltas = self.loop.step()
+        if self.refused:
+            deltas, self.refused = [*self.refused, *deltas], []
+        outputs, stopped = self.outputs.process(deltas)
         for request_id in stopped:
-            self.scheduler.abort(request_id)
+            self.loop.abort(request_id)
         return outputs
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at any moment; an unknown or finished id is ignored. Returns its last output."""
         output, ended = self.outputs.abort(request_id)
         for sequence_id in ended:
-            self.scheduler.abort(sequence_id)
+            self.loop.abort(sequence_id)
         return output
 
     def drain(self) -> None:
@@ -111,6 +124,8 @@ class Engine:
             self.closed = True
             if self.loop.recording is not None:
                 self.loop.recording.close()
+            if self.loop.constraints is not None:
+                self.loop.constraints.grammars.close()
             try:
                 self.loop.executor.close()
             except RuntimeError as error:

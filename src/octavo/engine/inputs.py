@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import Any
 
 from octavo.errors import InvalidRequest, shown
+from octavo.grammar import source as grammar
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools.formats import ReasoningFormat
 from octavo.text.tools.thinking import thinking
@@ -225,6 +226,13 @@ class Inputs:
         if self.tokenizer is None and (params.stop or params.bad_words):
             name = "stop" if params.stop else "bad_words"
             raise InvalidRequest(f"{name} needs a tokenizer, and this engine runs without one.", param=name)
+        if params.structured_outputs is not None:
+            if self.tokenizer is None:
+                raise InvalidRequest(
+                    "structured_outputs needs a tokenizer, and this engine runs without one.",
+                    param="structured_outputs",
+                )
+            grammar.check(params.structured_outputs)
         return dataclasses.replace(params, max_tokens=room) if params.max_tokens is None else params
 
     def _check_logprobs(self, name: str, value: int | None) -> None:
@@ -240,7 +248,7 @@ class Inputs:
         """The thought of a request that limits it, or that something has to wait for the end of."""
         budget = params.thinking_token_budget
         if self.tokenizer is not None and self.reasoning is not None:
-            if budget is None and getattr(params, "structured_outputs", None) is None:
+            if budget is None and params.structured_outputs is None:
                 return None
             found = thinking(self.tokenizer, self.reasoning, prompt_ids, budget)
             if found.end or budget is None:

@@ -102,7 +102,7 @@ class Sample:
         tokens, output, answer = delta.token_ids, self.output, self.answer
         answer.note(delta, self, now)
         if self.detokenizer is not None:
-            output.text += self.detokenizer.feed(tokens, delta.finish_reason)
+            output.text += self.detokenizer.feed(tokens, delta.finish_reason, completed=delta.completed)
             # A step may bring more tokens than the one that completed a stop string: those are not the answer's.
             tokens = tokens[: self.detokenizer.num_tokens - len(output.token_ids)]
         output.token_ids += tokens

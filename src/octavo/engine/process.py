@@ -16,6 +16,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,8 @@ class Server:
                 for key in keys:
                     if name := self._ids.get((peer, key)):
                         self._forget(name)
-                        self.scheduler.abort(name, reason)
+                        self.loop.abort(name, reason)
+                        self.metrics.dropped([name])
             case protocol.Join():
                 self.peers.add(peer)
                 self._send(peer, protocol.Hello(self.info))
@@ -220,28 +222,39 @@ class Server:
                     self.metrics.process_memory(message.process, message.memory)
 
     def _add(self, peer: bytes, message: protocol.Add) -> None:
-        first = message.keys[0]
+        num_prompt_tokens = len(message.prompt) // array(protocol.TOKEN).itemsize
+        tells = self.admission.has_limits or message.requests[0].params.structured_outputs is not None
+        settled = partial(self._settled, peer, message.keys, tells)
         try:
-            num_tokens = len(message.prompt) // array(protocol.TOKEN).itemsize
-            self.admission.check(self.scheduler, num_tokens, self.metrics.finished_per_second())
+            self.admission.check(
+                self.scheduler, num_prompt_tokens, self.metrics.finished_per_second(), self.loop.num_compiling
+            )
             self.metrics.arrived([r.id for r in message.requests], message.arrival, message.traceparent)
-            for key, request in zip(message.keys, message.whole(), strict=True):
-                self.scheduler.add(request)
+            requests = message.whole()
+            for key, request in zip(message.keys, requests, strict=True):
                 self._routes[request.id] = (peer, key)
                 self._ids[peer, key] = request.id
+            self.loop.add(requests, settled)
         except OctavoError as error:
-            for key in message.keys:
-                if name := self._ids.get((peer, key)):
-                    self._forget(name)
-                    self.scheduler.abort(name)
-            wait = 1
-            if isinstance(error, Overloaded):
-                wait = error.retry_after_s
-                self.metrics.rejected(error.reason)
-            self._send(peer, protocol.Refused(first, str(error), error.status, wait))
+            settled(error)
+
+    def _settled(self, peer: bytes, keys: list[int], tells: bool, error: OctavoError | None) -> None:
+        """Tell an API process that its request is queued, if it waits for that, or why it is not."""
+        if error is None:
+            if tells:
+                self._send(peer, protocol.Taken(keys[0]))
             return
-        if self.admission.has_limits:
-            self._send(peer, protocol.Taken(first))
+        for key in keys:
+            if name := self._ids.get((peer, key)):
+                self._forget(name)
+                self.loop.abort(name)
+                self.metrics.dropped([name])
+        wait = 1
+        if isinstance(error, Overloaded):
+            wait = error.retry_after_s
+            self.metrics.rejected(error.reason)
+        param = getattr(error, "param", "")
+        self._send(peer, protocol.Refused(keys[0], str(error), error.status, wait, param))
 
     def _forget(self, name: str) -> None:
         peer, key = self._routes.pop(name)

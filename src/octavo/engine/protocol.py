@@ -149,7 +149,7 @@ class Step(msgspec.Struct, tag=True):
 
 
 class Taken(msgspec.Struct, tag=True):
-    """The request with this first key is queued; sent only where the queue has limits."""
+    """The request with this first key is queued; sent where the queue has limits, or it had to be compiled."""
 
     key: int
 
@@ -161,6 +161,7 @@ class Refused(msgspec.Struct, tag=True):
     why: str
     status: int = 503
     retry_after_s: int = 1
+    param: str = ""
 
 
 class Reply(msgspec.Struct, tag=True):

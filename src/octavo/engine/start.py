@@ -10,11 +10,14 @@ from octavo.config import EngineConfig
 from octavo.core.blocks import BlockPool
 from octavo.core.memory import CacheSize
 from octavo.core.scheduler import Scheduler
+from octavo.engine.constraints import Constraints
 from octavo.engine.loop import Executor, Loop
 from octavo.errors import InvalidConfig, InvalidRequest
 from octavo.executor.inline import Inline
 from octavo.findings.explain import explained
 from octavo.formats.gguf import GGUFFile
+from octavo.grammar.grammars import Grammars
+from octavo.grammar.guidance import Guidance
 from octavo.hub import ModelFiles, find_model
 from octavo.model_spec import ModelSpec, architecture_of
 from octavo.observe.trace import Recording, TraceFile
@@ -118,10 +121,18 @@ def make_loop(config: EngineConfig, parts: Parts) -> Loop:
         num_scheduler_steps=config.scheduler.num_scheduler_steps,
         policy=config.scheduler.scheduling_policy,
     )
-    loop = Loop(scheduler, parts.executor, parts.limits.depth)
+    loop = Loop(scheduler, parts.executor, parts.limits.depth, make_constraints(parts))
     if parts.trace_file is not None:
         loop.recording = Recording(parts.trace_file, scheduler, loop.depth, config.model.model or "")
     return loop
+
+
+def make_constraints(parts: Parts) -> Constraints | None:
+    """Structured output, where there is a tokenizer: its vocabulary is read at first use."""
+    if parts.tokenizer is None:
+        return None
+    vocab_size = parts.spec.vocab_size
+    return Constraints(Grammars(Guidance(parts.tokenizer, vocab_size, sorted(parts.eos_token_ids))), vocab_size)
 
 
 def _tokenizer_files(config: EngineConfig, files: ModelFiles) -> ModelFiles | None:

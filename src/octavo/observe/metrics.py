@@ -81,6 +81,11 @@ class Metrics:
         for request_id in request_ids:
             self._announced[request_id] = (at, traceparent)
 
+    def dropped(self, request_ids: Iterable[str]) -> None:
+        """They will never be added."""
+        for request_id in request_ids:
+            self._announced.pop(request_id, None)
+
     def rejected(self, reason: str) -> None:
         with self._turn:
             self.store.add("admission_rejections", 1, reason)

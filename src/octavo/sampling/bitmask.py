@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.sampling.base import NEVER, in_vocabulary
+from octavo.sampling.base import NEVER, editing, in_vocabulary
 
 Words = NDArray[np.int32]  # [ceil(vocabulary / 32)]: bit id % 32 of word id // 32 is set if the id is allowed
 Bitmasks = Mapping[int, Words]  # by slot
@@ -22,8 +22,11 @@ def bitmask(allowed: Iterable[int], vocab_size: int) -> Words:
 
 def apply_masks(logits: Tensor, slots: Sequence[int], masks: Bitmasks) -> None:
     """Rule out, in place, what each row's mask does not allow; `logits` [R, V], row i of slot slots[i]."""
-    vocab_size = logits.shape[1]
-    for row, slot in enumerate(slots):
-        if (words := masks.get(slot)) is not None:
-            bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")[:vocab_size]
-            logits[row].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), NEVER)
+    rows = [row for row, slot in enumerate(slots) if slot in masks]
+    if not rows:
+        return
+    words = np.ascontiguousarray(np.stack([masks[slots[row]] for row in rows]))
+    bits = np.unpackbits(np.bitwise_not(words, out=words).view(np.uint8), axis=1, bitorder="little")
+    ruled_out = torch.from_numpy(bits).view(torch.bool)[:, : logits.shape[1]].to(logits.device)
+    with editing(logits, rows) as part:
+        part.masked_fill_(ruled_out, NEVER)

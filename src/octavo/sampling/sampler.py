@@ -159,6 +159,6 @@ def describe_fault(peak: float, position: int) -> str:
     if peak == math.inf:
         return f"The model's logits at position {position} are infinite."
     return (
-        f"No token can be generated at position {position}: allowed_token_ids, bad_words and min_tokens "
-        "together, or the model itself, rule out every one."
+        f"No token can be generated at position {position}: structured_outputs, allowed_token_ids, bad_words and "
+        "min_tokens together, or the model itself, rule out every one."
     )

@@ -8,22 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, Wit
 
 from octavo.errors import InvalidRequest, shown
 from octavo.known import Elsewhere
+from octavo.server import structured
 from octavo.server.tool_choice import ToolChoice, check_tools
 from octavo.types import INT64_MAX, SAMPLING_ELSEWHERE, SamplingParams
 
 _OURS = ("detokenize", "output_kind", "shown_token_ids")  # set by the server
 SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams) if field.name not in _OURS)
 _LATER = "it is the older form of tools and tool_choice"
-_STRUCTURED = "structured output is not built in yet"
 REQUEST_ELSEWHERE: Mapping[str, Elsewhere] = {
     **SAMPLING_ELSEWHERE,
     "suffix": Elsewhere("no model here fills in the middle", (None, "")),
     "prompt_embeds": Elsewhere("prompts are text or token ids"),
-    "response_format": Elsewhere(_STRUCTURED, (None, {"type": "text"})),
-    "guided_json": Elsewhere(_STRUCTURED),
-    "guided_regex": Elsewhere(_STRUCTURED),
-    "guided_choice": Elsewhere(_STRUCTURED),
-    "guided_grammar": Elsewhere(_STRUCTURED),
     "functions": Elsewhere(_LATER, (None, [])),
     "function_call": Elsewhere(_LATER, (None, "none")),
     "modalities": Elsewhere("answers are text", (None, ["text"])),
@@ -106,6 +101,8 @@ class StreamOptions(BaseModel):
 
 def _with_sampling_fields(schema: dict[str, Any]) -> None:
     hints = get_type_hints(SamplingParams)
+    for name in structured.FIELDS:
+        schema["properties"].setdefault(name, {"description": structured.DESCRIPTIONS.get(name, "")})
     for name in SAMPLING_FIELDS:
         kind = TypeAdapter(hints[name]).json_schema()
         if name in ("stop", "bad_words"):
@@ -153,11 +150,22 @@ class GenerationBody(Body):
         return self.usage_at_end and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def given_sampling(self) -> dict[str, Any]:
-        return {name: self.extra[name] for name in SAMPLING_FIELDS if name in self.extra}
+        """What the request says of sampling, structured output in all its spellings included.
+
+        Raises:
+            InvalidRequest: structured output that contradicts itself.
+        """
+        given = {name: self.extra[name] for name in SAMPLING_FIELDS if name in self.extra}
+        form = structured.structured_outputs(self.extra)
+        return given if form is None else {**given, structured.FIELD: form}
+
+    def notices(self) -> dict[str, str]:
+        """Headers that tell how structured output was understood."""
+        return structured.notices(self.extra, structured.structured_outputs(self.extra))
 
     def unread(self) -> list[str]:
         options = self.stream_options.model_extra if self.stream_options is not None else None
-        names = [name for name in super().unread() if name not in SAMPLING_FIELDS]
+        names = [name for name in super().unread() if name not in SAMPLING_FIELDS and name not in structured.FIELDS]
         return [*names, *(f"stream_options.{name}" for name in options or ())]
 
 

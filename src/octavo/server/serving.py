@@ -24,7 +24,7 @@ from octavo.observe.request_log import RequestLog
 from octavo.server.auth import TENANT
 from octavo.server.errors import HTTPError
 from octavo.server.options import ServerOptions
-from octavo.server.protocol import Body, ChatBody, TokenizeBody
+from octavo.server.protocol import Body, ChatBody, GenerationBody, TokenizeBody
 from octavo.text import chat
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools.formats import Formats
@@ -160,8 +160,9 @@ class Serving:
             InvalidRequest: a field that is known and not available, or unknown where those are refused.
         """
         names = [*body.unread(), *also]
+        told = body.notices() if isinstance(body, GenerationBody) else {}
         if not names:
-            return {}
+            return told
         if self.options.reject_unknown_fields:
             raise InvalidRequest(
                 f"Unknown fields: {shown(names)}.",
@@ -174,7 +175,7 @@ class Serving:
                 self._told.add(name)
                 logger.info("The request field %s is unknown and has no effect.", name)
         more = ["..."] if len(names) > MAX_IGNORED_SHOWN else []
-        return {IGNORED: ", ".join([*plain, *more])}
+        return {**told, IGNORED: ", ".join([*plain, *more])}
 
     async def chat_prompt(self, body: ChatBody | TokenizeBody) -> tuple[str, tuple[str, ...]]:
         """The text that the chat template makes of messages, and the given variables that it does not read.

@@ -41,18 +41,22 @@ class Detokenizer:
         """Whether a stop string was found; tokens fed from then on are ignored."""
         return self.stop_reason is not None
 
-    def feed(self, token_ids: Iterable[int], finish_reason: FinishReason | None = None) -> str:
+    def feed(
+        self, token_ids: Iterable[int], finish_reason: FinishReason | None = None, *, completed: bool = False
+    ) -> str:
         """Take the next tokens and give the text that can be shown now.
 
         With `FinishReason.STOP` the last token is the one that ended the sequence: it counts, and its text
-        is shown only with `include_stop_str_in_output`. Any finish reason brings out all that was held
-        back; bytes that never became a character are U+FFFD then, as in `Tokenizer.decode`.
+        is shown only with `include_stop_str_in_output`, or where it `completed` the text itself. Any finish
+        reason brings out all that was held back; bytes that never became a character are U+FFFD then, as in
+        `Tokenizer.decode`.
         """
         token_ids = list(token_ids)
         if self._stream is None:
             self.num_tokens += len(token_ids)
             return ""
-        silent = token_ids[-1:] if finish_reason == FinishReason.STOP and not self._include_stop else []
+        hides = finish_reason == FinishReason.STOP and not self._include_stop and not completed
+        silent = token_ids[-1:] if hides else []
         shown = []
         for token_id in token_ids[: len(token_ids) - len(silent)]:
             if self.stopped:
