@@ -157,7 +157,7 @@ class GenerationBody(Body):
         """
         given = {name: self.extra[name] for name in SAMPLING_FIELDS if name in self.extra}
         form = structured.structured_outputs(self.extra)
-        return given if form is None else {**given, structured.FIELD: form}
+        return given if form is None else {**given, "structured_outputs": form}
 
     def notices(self) -> dict[str, str]:
         """Headers that tell how structured output was understood."""

@@ -11,6 +11,7 @@ from octavo.core.step import Step, StepResult
 from octavo.engine.loop import Loop
 from octavo.errors import InvalidRequest
 from octavo.observe.trace import FORMAT, AnyRecord, Arrival, Header, Recorder, Settings, Trace
+from octavo.sampling.bitmask import Bitmasks
 from octavo.trace.life import History, Life, fold
 from octavo.types import FinishReason, Request, SamplingParams
 
@@ -155,7 +156,7 @@ class _Device:
             if 0 <= life.fault_end <= end + step.repeat - 1:
                 self._result.faults[i] = "as recorded"
 
-    def sample(self) -> Callable[[], StepResult]:
+    def sample(self, masks: Bitmasks | None = None) -> Callable[[], StepResult]:
         result = self._result
         return lambda: result
 
