@@ -313,3 +313,16 @@ def test_langchain_runs_a_tool(server: ServerProcess) -> None:
     bad = bound.invoke([HumanMessage(start("bad"))])
     assert not bad.tool_calls
     assert "<tool_call>" in bad.content
+
+
+def test_logprobs_and_token_ids_come_with_calls(server: ServerProcess) -> None:
+    body = {"tools": TOOLS, "logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    answer = both(server, "call", **body)
+    (choice,) = answer["choices"]
+    streamed = ask(server, "call", **body, stream=True).text.split("\n\n")[:-2]
+    chunks = [one for event in streamed for one in json.loads(event[6:])["choices"]]
+    ids = [token_id for chunk in chunks for token_id in chunk.get("token_ids", [])]
+    logprobs = [one["token"] for chunk in chunks if chunk["logprobs"] for one in chunk["logprobs"]["content"]]
+    assert ids == choice["token_ids"]
+    assert len(ids) == answer["usage"]["completion_tokens"]
+    assert logprobs == [one["token"] for one in choice["logprobs"]["content"]]

@@ -13,7 +13,7 @@ import scripted_model
 from conftest import Make
 from octavo import SamplingParams
 from octavo.text.tools.answer import Answer, AnswerParser, Part, whole
-from octavo.text.tools.formats import REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
+from octavo.text.tools.formats import REASONING_FORMATS, TOOL_FORMATS, Formats, reasoning_format, tool_format
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -353,11 +353,11 @@ def test_hostile_text_takes_linear_time(form: str, tmp_path: Path) -> None:
     for head, text in itertools.product(heads, texts):
         begin = time.process_time()
         parse([head + text], form)
-        assert time.process_time() - begin < 1.0, (head, text[:10])  # 0.2 s on an idle machine
+        assert time.process_time() - begin < 3.0, (head, text[:10])  # what grows with the square takes minutes
     text = heads[1] + '"' + "x" * 50_000
     begin = time.process_time()
     parse([text[i : i + 4] for i in range(0, len(text), 4)], form)
-    assert time.process_time() - begin < 2.0
+    assert time.process_time() - begin < 3.0
     file = tmp_path / "x"
     answer = parse([f'[weather(city=__import__("os").system("touch {file}"))]'], "pythonic")
     assert answer.calls == []
@@ -420,3 +420,35 @@ def test_an_offline_answer_is_read_as_a_server_reads_it(make_llm: Make, tmp_path
         assert facts(answer) == ("Wait.", "", [("weather", '{"city":"Rom"}')], [])
     (plain,) = llm.chat(messages, params, use_tqdm=False)
     assert plain.outputs[0].text == script[0] + script[2]
+
+
+def test_harmony_without_tools_and_with_a_constraint() -> None:
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four."
+    assert facts(parse(list(text), None, "openai_gptoss")) == ("Four.", "Hm.", [], [])
+    forced = parse(list('[{"name": "now", "arguments": {}}]'), "openai", "openai_gptoss", constrained=True)
+    assert facts(forced) == ("", "", [("now", "{}")], [])
+
+
+TEMPLATES = [  # what templates of these models have in them
+    ("{%- if tools %}... within <tool_call></tool_call> XML tags{% endif %}", "hermes", None),
+    ("{% if tools %}<tool_call></tool_call>{% endif %}{% if '</think>' in content %}", "hermes", "qwen3"),
+    ("{% if tools %}<tool_call>\n<function=example>{% endif %}<think>", "qwen3_xml", "qwen3"),
+    ('{{ \'<|python_tag|>\' }}{% if tools %}{"name": name, "parameters": dictionary}', "llama3_json", None),
+    ("{% if tools %}<|start_header_id|>[func_name1(params_name1=params_value1)]{% endif %}", "pythonic", None),
+    ("[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS]", "mistral", None),
+    ("[TOOL_CALLS]{{ name }}[ARGS][THINK]", "mistral", "mistral"),
+    ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' }}{% if '</think>' in content %}", "deepseek_v3", "qwen3"),
+    ("<start_function_call>call:", "functiongemma", None),
+    ("<|tool_call>call:{{ name }}<tool_call|><|channel>thought<channel|>", "gemma4", "gemma4"),
+    ("{{ '<|tool|>' + tools + '<|/tool|>' }}", "phi4_mini_json", None),
+    ("<|start|>assistant<|channel|>analysis<|message|>", "openai", "openai_gptoss"),
+    ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2", None),
+    ("{{ '<|im_start|>' + message['content'] }}", None, None),
+]
+
+
+@pytest.mark.parametrize(("template", "tools", "reasoning"), TEMPLATES)
+def test_a_chat_template_tells_the_formats(template: str, tools: str | None, reasoning: str | None) -> None:
+    found = Formats.of(template)
+    assert (found.tools and found.tools.name, found.reasoning and found.reasoning.name) == (tools, reasoning)
+    assert Formats.of(template, "none", "none") == Formats()

@@ -86,8 +86,8 @@ class AnswerParser:
         self._space = ""  # at the end of the text: it goes where a mark follows
         self._fresh = after_mark  # a mark came last
         self._reader = Reader()
-        harmony = tools is not None and tools.body == "harmony"
-        self._read = self._harmony() if harmony else self._answer()
+        harmony = (tools is not None and tools.body == "harmony") or (reasoning is not None and reasoning.channels)
+        self._read = self._harmony() if harmony and not constrained else self._answer()
         self._done = False
         self._go_on()
 
@@ -360,7 +360,7 @@ def read_answer(
         thoughts,
         schemas_of(tools),
         thinking=thoughts is not None and is_opened(thoughts, prompt),
-        after_mark=thoughts is not None and prompt.rstrip().endswith(thoughts.answer or thoughts.end),
+        after_mark=thoughts is not None and prompt.rstrip().endswith(thoughts.end),
     )
     return whole([*parser.feed(text), *parser.finish(cut)])
 

@@ -39,8 +39,7 @@ class ToolFormat:
 class ReasoningFormat:
     """How a thought is marked. `opened` says that the answer begins inside one, without a mark.
 
-    `answer` is the mark that begins the answer, where that is not the end of the thought; `forced` is what a thought
-    that took too long is ended with, where that is more than `end`.
+    `forced` is what a thought that took too long is ended with, where that is more than `end`.
     """
 
     name: str
@@ -49,12 +48,12 @@ class ReasoningFormat:
     signs: tuple[tuple[str, ...], ...] = ()
     aliases: tuple[str, ...] = ()
     opened: bool = False
-    answer: str = ""
     forced: str = ""
+    channels: bool = False  # of harmony: the answer is marked, too
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return (self.begin, self.end)
+        return (self.begin, self.forced or self.end)
 
 
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
@@ -148,8 +147,8 @@ REASONING_FORMATS = (
         "<|end|>",
         signs=(("<|channel|>", "<|message|>"),),
         aliases=("openai", "gpt_oss"),
-        answer="<|channel|>final<|message|>",
         forced="<|end|><|start|>assistant<|channel|>final<|message|>",
+        channels=True,
     ),
     ReasoningFormat("gemma4", "<|channel>thought", "<channel|>", signs=(("<|channel>", "<channel|>"),)),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]", signs=(("[THINK]",),)),
@@ -187,8 +186,8 @@ class Formats:
 
 
 def find_tool_format(template: str) -> ToolFormat | None:
-    """The format of the calls that a chat template asks for; None for one that knows no tools."""
-    return next((one for one in TOOL_FORMATS if "tools" in template and _has(template, one.signs)), None)
+    """The format of the calls that a chat template asks for; None for one that has no calls in it."""
+    return next((one for one in TOOL_FORMATS if _has(template, one.signs)), None)
 
 
 def find_reasoning_format(template: str) -> ReasoningFormat | None:

@@ -6,7 +6,7 @@ from octavo.text.tools.reader import SPACE, Malformed, Reader, Sink, Wait
 
 MAX_DEPTH = 200  # of lists and objects in one another: readers of the arguments recurse
 MAX_NUMBER = 1000  # characters
-PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+PLAIN = re.compile(r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*+')  # with whole escapes
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 NUMBER_CHARACTERS = re.compile(r"[-+.0-9eE]*")
 WORD = re.compile(r"[a-zA-Z]*")

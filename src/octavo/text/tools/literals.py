@@ -12,6 +12,9 @@ from octavo.text.tools.reader import Malformed, Reader, Sink, Wait
 BARE = re.compile(r"[-+.\w]*")
 CODE_LENGTHS = {"x": 2, "u": 4, "U": 8}
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "/": "/", "\n": ""}
+# Strings without what takes a closer look, by their quotes
+BULK = {quote: re.compile(rf"(?:[^{quote}\\]|\\[nrtbf\\'\"/])*+") for quote in ("'", '"')}
+SIMPLE_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +127,11 @@ def string(reader: Reader, dialect: Dialect, sink: Sink) -> Wait[bool]:
         sink(json.dumps(text, ensure_ascii=False)[1:-1])
 
     sink('"')
+    bulk = BULK.get(quote) if dialect.escapes else None
     marks = (quote, "\\") if dialect.escapes else (quote,)
     while True:
+        if bulk is not None:  # most of it at once
+            yield from reader.run(bulk, lambda text: plain(SIMPLE_ESCAPE.sub(_unescaped, text)))
         mark = yield from reader.until(marks, plain)
         if not mark:
             raise Malformed("it ends before the end of a string")
@@ -133,6 +139,10 @@ def string(reader: Reader, dialect: Dialect, sink: Sink) -> Wait[bool]:
             sink('"')
             return True
         yield from _escape(reader, sink, plain)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return ESCAPES.get(match[1], match[1])
 
 
 def _escape(reader: Reader, sink: Sink, plain: Sink) -> Wait[None]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -9,6 +10,13 @@ Wait = Generator[None, None, T]
 Sink = Callable[[str], None]
 
 SPACE = " \t\r\n"
+
+
+@lru_cache(maxsize=256)
+def _search(marks: tuple[str, ...]) -> tuple[re.Pattern[str], int, frozenset[str]]:
+    """A pattern that finds any of the marks, the length of the longest, and their first characters."""
+    pattern = "|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True))
+    return re.compile(pattern), max(map(len, marks), default=0), frozenset(mark[0] for mark in marks)
 
 
 class Malformed(Exception):
@@ -88,7 +96,7 @@ class Reader:
         return "".join(found)
 
     def run(self, pattern: re.Pattern[str], sink: Sink) -> Wait[None]:
-        """Read as many characters as `pattern` (of single characters, repeated) takes."""
+        """Read as much as `pattern` takes, which must take the same of a text however it is cut in two."""
         while (yield from self.peek()):
             match = pattern.match(self.text, self.at)
             if match is None or match.end() == self.at:
@@ -100,8 +108,7 @@ class Reader:
 
         What comes before goes to `sink` as soon as it cannot be the beginning of a mark.
         """
-        pattern = re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)))
-        longest, firsts = max(map(len, marks), default=0), frozenset(mark[0] for mark in marks)
+        pattern, longest, firsts = _search(marks)
         while True:
             match = pattern.search(self.text, self.at) if marks else None
             if match is not None:

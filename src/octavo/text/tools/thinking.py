@@ -20,10 +20,10 @@ def thinking(
     last = tokenizer.decode(prompt_ids[-NUM_LAST_TOKENS:], skip_special_tokens=False)
     return Thinking(
         begin=ids(form.begin),
-        end=ids(form.answer or form.end),
+        end=ids(form.end),
         forced=ids(form.forced or form.end),
         opened=is_opened(form, last),
-        closed=last.rstrip().endswith(form.answer or form.end),
+        closed=last.rstrip().endswith(form.end),
         budget=budget,
     )
 
