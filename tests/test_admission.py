@@ -41,5 +41,5 @@ def test_the_rate_is_that_of_the_last_half_minute() -> None:
     watched.run()
     seconds = watched.clock.now - 1000.0
     assert watched.metrics.finished_per_second() == pytest.approx(8 / seconds)
-    watched.clock.now = 1000.0 + 31
+    watched.clock.now += 31
     assert watched.metrics.finished_per_second() == pytest.approx(0)
