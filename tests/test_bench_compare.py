@@ -97,10 +97,12 @@ def test_points_of_two_sweeps() -> None:
     assert len(found) == 2
 
 
-def test_failed_requests_are_in_no_figure() -> None:
+def test_failed_requests_are_in_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
     found = serving([1.0, 1.0, 50.0])
     found["ttfts"][2] = found["latencies"][2] = None
     assert values_of([found])["mean_e2el_ms"].figure == pytest.approx(1000.0)
+    compare.show(compare.compared([serving([1.0] * 3)], [found | {"failed": 1}], [], 95.0, 100, 0))
+    assert "WARNING: requests failed, 0 and 1: they are in no figure." in capsys.readouterr().out
 
 
 def test_which_way_is_better() -> None:
@@ -111,6 +113,7 @@ def test_which_way_is_better() -> None:
         {"metric": "request_throughput", "ratio": 0.9, "low": 0.8, "high": 1.02},  # may be as good
         {"metric": "mean_ttft_ms", "ratio": 1.2, "low": 1.1, "high": 1.3},
         {"metric": "mean_tpot_ms", "ratio": 1.01, "low": 1.0, "high": 1.02},
+        {"metric": "mean_e2el_ms", "ratio": 1.2, "low": 1.0, "high": 1.4},  # may be as good
         {"metric": "p99_itl_ms", "ratio": 2.0, "low": None, "high": None},
         {"metric": "nothing", "ratio": None, "low": None, "high": None},
     ]
@@ -138,7 +141,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "Differs: configuration.engine.max_num_seqs: 4 -> 8" in said
     found = json.loads(Path("c.json").read_text())
     assert found["kind"] == "compare" and found["rows"][0]["ratio"] == pytest.approx(2 / 3)
-    assert "Ratios, with their confidence intervals" in Path("c.html").read_text()
+    page = Path("c.html").read_text()
+    assert "Ratios, with their confidence intervals" in page and "configuration.workload.seed is 0 and 1" in page
+    assert "Settings that differ" in page and "configuration.engine.max_num_seqs" in page
     same = run("a.json", "a.json")[1]
     assert "WARNING" not in same and "unclear: the interval has 1 in it" in same and "p99_ttft_ms" not in same
     code, said = run("a.json", "b.json", "--fail-below", "0.95", "--metrics", "mean_ttft_ms")
@@ -147,7 +152,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert not run("a.json", "a.json", "--to", "b.json", "b.json")[0]
     results.write_json(Path("l.json"), latency([1.0, 2.0]))
     for words, message in (
-        (("a.json",), "1 files and no --to do not make two sides"),
+        (("a.json",), "1 file without --to: two are needed"),
         (("a.json", "l.json"), "Results of latency, serve cannot be compared"),
         (("a.json", "b.json", "--metrics", "ttfb"), "--metrics ttfb: both sides have"),
         (("a.json", "b.json", "--confidence", "100"), "confidence=100.0 is not allowed"),

@@ -91,6 +91,18 @@ def test_parts_of_a_request_under_a_scripted_clock(slow_engine: tuple[Engine, Cl
     assert mean["mean_decode_token_ms"] == pytest.approx(15) and mean["mean_tokenization_ms"] == pytest.approx(5)
 
 
+def test_a_gpu_s_prompt_ends_with_its_token(slow_engine: tuple[Engine, Clock]) -> None:
+    """A launch says nothing there: the step is over when its tokens are taken in."""
+    engine, clock = slow_engine
+    watch = Phases(engine, clock)
+    watch._launch_computes = False
+    with watch:
+        found = offline.run(engine, [Item("one two three", 3), Item("four five six", 2)], clock=clock)
+    for split in watch.split(found):
+        assert split["prefill"] == pytest.approx(34 * MS) and split["first_token"] == pytest.approx(0.0)
+        assert sum(split[part] for part in PARTS) == pytest.approx(split["whole"])
+
+
 def test_a_text_has_the_tokens_that_were_asked_for(slow_engine: tuple[Engine, Clock]) -> None:
     engine, _ = slow_engine
     assert engine.tokenizer is not None

@@ -132,12 +132,16 @@ def test_the_highest_rate_of_a_server(
         met = 20 if pressure.request_rate <= 8 else 10
         result = {"completed": 20, "failed": 0, "num_prompts": 20, "duration": 4.0, "request_goodput": met / 4.0}
         result |= {"request_throughput": min(pressure.request_rate, 12.0), "output_throughput": 1.0}
+        result |= {"median_ttft_ms": 50.0, "median_tpot_ms": 5.0}
         return Run(result, [])
 
     monkeypatch.setattr(sweeps, "run_load", made_up)
     monkeypatch.setattr(sweeps, "details", lambda answers: {})
     flags = ["--port", "9", "--goodput", "ttft:100", "--find-rate", "--output-dir", str(tmp_path)]
-    assert not run(monkeypatch, *flags, "--sweep", "random-input-len=8,16")
+    assert not run(monkeypatch, *flags, "--sweep", "random-input-len=8,16", "--output-html", str(tmp_path / "s.html"))
+    page = (tmp_path / "s.html").read_text()
+    assert "Highest rates that meet the objectives" in page and page.count('data-key="highest_rate"') == 2
+    assert ">random_input_len=8<" in page and ">random_input_len=16<" in page  # a line of the figure each
     found = json.loads((tmp_path / "sweep.json").read_text())["highest"]
     assert [row["random_input_len"] for row in found] == [8, 16]
     assert all(8 * 0.95 <= row["highest_rate"] <= 8 and row["attainment"] == 1.0 for row in found)

@@ -90,7 +90,7 @@ Side = list[dict[str, Any]]
 def _sides(files: Sequence[Path], to: Sequence[Path]) -> tuple[Side, Side]:
     if not to and len(files) != 2:
         raise InvalidConfig(
-            f"{len(files)} files and no --to do not make two sides.",
+            f"{len(files)} file{'s' * (len(files) != 1)} without --to: two are needed.",
             "Give two files, or several and --to with those of the second side.",
         )
     if to and not files:
@@ -129,6 +129,7 @@ def compared(
         "resamples": resamples,
         "seed": seed,
         "runs": [len(first), len(second)],
+        "failed_requests": [sum(result.get("failed") or 0 for result in side) for side in (first, second)],
         "workload_differs": workload_differs([*first, *second]),
         "settings_differ": settings_differ(first, second),
         "date": results.now(),
@@ -210,6 +211,9 @@ def show(result: Mapping[str, Any]) -> None:
     """Warnings first, then the table."""
     for path, values in result["workload_differs"].items():
         print(f"WARNING: not the same work or machine: {path} is {' and '.join(values)}.")
+    if any(result["failed_requests"]):
+        failed = " and ".join(str(count) for count in result["failed_requests"])
+        print(f"WARNING: requests failed, {failed}: they are in no figure.")
     for path, values in result["settings_differ"].items():
         print(f"Differs: {path}: {values[0]} -> {values[1]}")
     percent = f"{result['confidence']:g} % interval"

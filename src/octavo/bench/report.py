@@ -139,7 +139,9 @@ def _one(result: Mapping[str, Any]) -> str:
                     *figures.roofline_figures(result),
                 ]
             ),
+            tables.rows_table(result.get("highest") or [], "Highest rates that meet the objectives"),
             tables.rows_table(rows),
+            tables.differences(result),
             tables.latency_table(result),
             tables.roofline_table(result),
             tables.scalar_table(result),
@@ -168,9 +170,15 @@ def _side_by_side(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _warnings(result: Mapping[str, Any]) -> str:
     faults = [f"The client was the limit: {fault}." for fault in (result.get("self_check") or {}).get("faults", ())]
+    for path, values in (result.get("workload_differs") or {}).items():
+        faults.append(f"Not the same work or machine: {path} is {' and '.join(map(str, values))}.")
+    if any(failed := result.get("failed_requests") or []):
+        faults.append(f"Requests failed, {' and '.join(map(str, failed))}: they are in no figure.")
     errors = result.get("errors")
     if isinstance(errors, dict):
-        faults += [f"{count} × {error}" for error, count in errors.items()]
+        faults += [
+            f"{count} × {error}" if isinstance(count, int) else f"{error}: {count}" for error, count in errors.items()
+        ]
     return "".join(f'<p class="warning">{escape(str(fault))}</p>' for fault in faults)
 
 

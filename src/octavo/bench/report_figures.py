@@ -88,7 +88,10 @@ def rows_figures(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
         return [
             ("Ratios, with their confidence intervals", charts.intervals(found, "ratio of the second to the first"))
         ]
+    count = result.get("num_varied", 1)
     varied = next(iter(rows[0]))
+    if count > 1:
+        return _curves(rows, list(rows[0])[:count])
     return [
         *_over(varied, rows),
         *throughput_figures(rows, [str(row.get(varied)) for row in rows], f", by {label_of(varied).lower()}"),
@@ -105,6 +108,27 @@ def _start(kind: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
             begin += seconds
     title = f"Phases of a {kind} start" if kind else "Phases of the start"
     return title, charts.timeline(bars, ["phase"], "seconds", "phases in their order")
+
+
+def _curves(rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> list[tuple[str, str]]:
+    """Median latencies over the throughput: a line for all rows that differ in the last varied option alone."""
+    across, last = _throughput_of(rows), varied[-1]
+    if across is None:
+        return []
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(", ".join(f"{name}={row.get(name)}" for name in varied[:-1]), []).append(row)
+    found = []
+    for name in ("ttft", "tpot", "e2el"):
+        key = f"median_{name}_ms"
+        if all(is_number(row.get(key)) for row in rows):
+            series = []
+            for group, members in groups.items():
+                points = sorted((row[across], row[key], str(row.get(last))) for row in members)
+                series.append(Series(group, [(x, y) for x, y, _ in points], [label for _, _, label in points]))
+            title = f"Throughput against {TITLES[name].lower()}, by {label_of(last).lower()}"
+            found.append((title, charts.lines(series, LABELS[across].lower(), f"median {name.upper()} (ms)")))
+    return found
 
 
 def _over(varied: str, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

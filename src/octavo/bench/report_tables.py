@@ -36,6 +36,20 @@ LABELS = {
     "input_len": "Tokens of a prompt",
     "output_len": "Tokens of an answer",
     "batch_size": "Requests in a batch",
+    "metric": "Metric",
+    "a": "First",
+    "b": "Second",
+    "ratio": "Ratio",
+    "low": "Low",
+    "high": "High",
+    "verdict": "Second is",
+    "caches": "Caches",
+    "phase": "Phase",
+    "seconds": "Seconds",
+    "attainment": "Share that met the objectives",
+    "client_was_limit": "The client was the limit",
+    "highest_rate": "Highest rate (requests/s)",
+    "num_iters": "Runs of each row",
     "output_tokens": "Output tokens",
     "input_tokens": "Tokens of a prompt",
     "batch_seconds": "Time of a batch (s)",
@@ -61,7 +75,18 @@ HEADLINES = (
     *("output_throughput", "output_tokens_per_second", "request_throughput", "requests_per_second", "request_goodput"),
     *("avg_latency", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "median_e2el_ms", "failed"),
 )
-APART = ("configuration", "versions", "roofline", "self_check", "rows", "requests", "definitions", "server", "errors")
+APART = (
+    "num_varied",
+    "configuration",
+    "versions",
+    "roofline",
+    "self_check",
+    "rows",
+    "requests",
+    "definitions",
+    "server",
+    "errors",
+)
 
 
 def parted(found: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -126,14 +151,22 @@ def tiles(result: Mapping[str, Any]) -> str:
     return f'<div class="tiles">{tiles}</div>' if tiles else ""
 
 
-def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def differences(result: Mapping[str, Any]) -> str:
+    """What a comparison says of settings in which the sides differ."""
+    found = result.get("settings_differ") or {}
+    rows = [(str(path), [raw(value) for value in values]) for path, values in found.items()]
+    table = columns(["First", "Second"], [(path, path, cells) for path, cells in rows])
+    return f"<section><h2>Settings that differ</h2>{table}</section>" if rows else ""
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], title: str = "Rows") -> str:
     if not rows:
         return ""
     keys = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, dict | list)))
     head = "".join(f'<th scope="col">{escape(label_of(key))}</th>' for key in keys)
     body = "".join("<tr>" + "".join(_cell(key, row.get(key)) for key in keys) + "</tr>" for row in rows)
     return (
-        f"<section><h2>Rows</h2><div class='scroll'><table class='rows'><thead><tr>{head}</tr></thead>"
+        f"<section><h2>{escape(title)}</h2><div class='scroll'><table class='rows'><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div></section>"
     )
 
