@@ -38,6 +38,7 @@ COLUMNS = {
     "peak": "MB: most memory, whatever ran",
 }
 LESS_IS_BETTER = ("ttft512", "ttft2048", "start", "peak")
+NOISE = 0.3  # cores that other processes may use beside a sample that counts
 WARM_UP = 10**6  # a seed that no round has
 ENGINES = {  # name: environment of the peer, form of the model
     "octavo": ("", "gguf"),
@@ -184,16 +185,26 @@ def report(samples: list[dict[str, Any]]) -> None:
     print(f"\n{processor()}; memory {spread(speeds)} GB/s; median (least - most, samples)\n")
     print(f"| | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}")
     for engine in engines:
-        values = [[s["value"] for s in samples if (s["engine"], s["column"]) == (engine, c)] for c in columns]
-        print(f"| {engine} | {' | '.join(map(spread, values))} |")
+        cells = (cell([s for s in samples if (s["engine"], s["column"]) == (engine, column)]) for column in columns)
+        print(f"| {engine} | {' | '.join(cells)} |")
     for engine in [e for e in engines if e.startswith("octavo")]:
         print(f"| {engine} / best peer | {' | '.join(ratio(samples, engine, column) for column in columns)} |")
     print("\n" + "\n".join(f"{column}: {COLUMNS[column]}" for column in columns))
+    print(f"Left out: samples beside which other processes used more than {NOISE} cores; ! where there are no others.")
+
+
+def calm(sample: dict[str, Any]) -> bool:
+    return bool(sample.get("others", 0) <= NOISE)
+
+
+def cell(samples: list[dict[str, Any]]) -> str:
+    quiet = [s["value"] for s in samples if calm(s)]
+    return spread(quiet) if quiet or not samples else f"{spread([s['value'] for s in samples])}!"
 
 
 def ratio(samples: list[dict[str, Any]], engine: str, column: str) -> str:
     """How many times as good as the best peer of the same round; the peak memory's is of all samples."""
-    of = [s for s in samples if s["column"] == column]
+    of = [s for s in samples if s["column"] == column and calm(s)]
     by_round: dict[tuple[str, int], dict[str, float]] = {}
     for s in of:
         by_round.setdefault((s["run"], s["round"]), {})[s["engine"]] = s["value"]

@@ -40,6 +40,8 @@ def test_ratios_are_of_one_round(capsys: pytest.CaptureFixture[str]) -> None:
         )
     ]
     samples.append(sample("openvino", "b1", 3, 1000))  # a round without Octavo counts for nothing
+    spoiled = [sample("octavo", "b1", 4, 1), sample("openvino", "b1", 4, 900), sample("vllm", "b8", 4, 50)]
+    samples += [one | {"others": 0.9} for one in spoiled]  # as little does one beside a busy process
     assert cpu.ratio(samples, "octavo", "b1") == "2.00x"
     assert cpu.ratio(samples, "octavo", "ttft512") == "2.00x", "less is better"
     assert cpu.ratio(samples, "octavo-gguf", "b8") == "-", "nobody to compare with"
@@ -47,6 +49,7 @@ def test_ratios_are_of_one_round(capsys: pytest.CaptureFixture[str]) -> None:
     table = capsys.readouterr().out
     assert "| octavo | 80.0 (80.0 - 800.0, 3) | - | 300 (300 - 3,000, 3) |" in table
     assert "| octavo / best peer | 2.00x | - | 2.00x |" in table
+    assert "| vllm | - | 50.0 (50.0 - 50.0, 1)! | - |" in table
 
 
 def test_an_engine_process(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
