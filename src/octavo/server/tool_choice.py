@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from octavo.errors import InvalidRequest, shown
+from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.tools.formats import ToolFormat
 from octavo.types import SamplingParams
 
@@ -102,7 +103,7 @@ def constrained(
     strict = any(tool["function"].get("strict") is True for tool in tools)
     if choice.mode == "none" or not strict or form is None or form.frame is None:
         return params
-    if getattr(params, "structured_outputs", True):  # the answer has a form already
+    if params.structured_outputs is not None:  # the answer has a form already
         return params
     begin, end = form.frame
     structures = [
@@ -118,13 +119,10 @@ def constrained(
 
 def _structured(params: SamplingParams, given: dict[str, Any]) -> SamplingParams:
     """Errors in a schema are errors of the tools that brought it."""
-    changes: dict[str, Any] = {"structured_outputs": given}
     try:
-        return dataclasses.replace(params, **changes)
+        return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(**given))
     except InvalidRequest as error:
         raise InvalidRequest(error.message, error.hint, "tools") from None
-    except ValueError as error:
-        raise InvalidRequest(str(error), param="tool_choice") from None
 
 
 def calls_schema(tools: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool) -> dict[str, Any]:
