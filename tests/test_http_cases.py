@@ -388,6 +388,8 @@ def test_prompts_of_token_ids(client: httpx.Client) -> None:
     assert both["choices"][1]["text"] == by_text.removeprefix(FRANCE)
     for prompt in ([1, "a"], 5, [[1], "a", 5], [True], [1.0], [-1], [49152], [10**12], {"prompt": "a"}, [{}], [["a"]]):
         refused(client, COMPLETIONS, prompt=prompt)
+    for prompt in ([-1], [49152], [10**12], [[504], [-1]]):
+        refused(client, COMPLETIONS, param="prompt", prompt=prompt)
     assert refused(client, COMPLETIONS, prompt=[[504], [-1]]).startswith("Prompt 1:")
     assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": FRANCE}
     for tokens in ("x", [-1], [49152], [1.5], None, {}):

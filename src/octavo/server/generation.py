@@ -75,9 +75,9 @@ class Call:
                     mapping, params, request_id=f"{inner}.{place}", priority=body.priority
                 )
             except InvalidRequest as error:
-                if len(prompts) == 1:
-                    raise
-                raise InvalidRequest(f"Prompt {place}: {error.message}", error.hint, error.param) from None
+                where = f"Prompt {place}: " if len(prompts) > 1 else ""
+                param = "prompt" if error.param == "prompt_token_ids" else error.param  # the field's name in HTTP
+                raise InvalidRequest(where + error.message, error.hint, param) from None
             groups.append(group)
         if serving.request_log is not None:
             for group in groups:
