@@ -107,7 +107,8 @@ def _start_cpu(
             f"kv_cache_dtype={config.cache.kv_cache_dtype} needs a GPU: on a CPU K and V have the model's type.",
             "Leave kv_cache_dtype at auto.",
         )
-    place(choose_threads(config.device.num_threads, config.device.cpu_bind))
+    with phase("compile", seconds):  # the CPU kernels, where they are not there yet
+        place(choose_threads(config.device.num_threads, config.device.cpu_bind))
     dtype = machine.choose_dtype(config.model.dtype, None if gguf else spec.dtype)
     # Before the weights: what cannot fit is refused at once.
     size = _cpu_cache_size(config, spec, dtype, limits.block_size)
