@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from cpu_models import plain_model
 
 from octavo import LLM, SamplingParams
 from octavo.hub import find_model
@@ -41,11 +42,9 @@ def texts(llm: LLM, tokens: int) -> list[list[int]]:
 
 
 def reference(model: str, prompts: list[list[int]]) -> list[Prediction]:
-    from transformers import AutoModelForCausalLM
-
     gguf = find_model(model).gguf
     assert gguf is not None
-    network = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
+    network = plain_model(gguf, torch.float32)
     found = []
     for ids in prompts:
         with torch.inference_mode():

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 
 def gguf_as(source: Path, target: Path, kind: str) -> Path:
@@ -37,21 +38,28 @@ def gguf_as(source: Path, target: Path, kind: str) -> Path:
     return target
 
 
-def folder_of(source: Path, target: Path) -> Path:
-    """`target` with safetensors in bfloat16, configuration and tokenizer, written where it is not there yet."""
-    if (target / "tokenizer.json").exists():
-        return target
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+def plain_model(source: Path, dtype: Any) -> Any:
+    """transformers' model of a GGUF file with plain weights of that torch type, as transformers keeps them packed."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from octavo.formats.gguf import GGUFFile
     from octavo.weights.gguf import gguf_tensors
 
     config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
-    config.quantization_config = None  # plain weights
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.load_state_dict(dict(gguf_tensors(GGUFFile(source), torch.bfloat16)), strict=False)
+    config.quantization_config = None
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.load_state_dict(dict(gguf_tensors(GGUFFile(source), dtype)), strict=False)
     model.tie_weights()
-    model.save_pretrained(target)
+    return model.eval()
+
+
+def folder_of(source: Path, target: Path) -> Path:
+    """`target` with safetensors in bfloat16, configuration and tokenizer, written where it is not there yet."""
+    if (target / "tokenizer.json").exists():
+        return target
+    import torch
+    from transformers import AutoTokenizer
+
+    plain_model(source, torch.bfloat16).save_pretrained(target)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
     return target
