@@ -215,9 +215,9 @@ async def test_unknown_fields(folder: Path) -> None:
         assert answer.headers["x-octavo-ignored"] == "store, chat_template_kwargs.typo_key"
         many = SAID | {f"x{i}": i for i in range(100)}
         assert (await client.post("/v1/completions", json=many)).headers["x-octavo-ignored"].count(",") == 20
-        for name, value in {"best_of": 3, "suffix": "x", "use_beam_search": True}.items():
+        for name, value in {"guided_json": [], "best_of": 3, "suffix": "x", "use_beam_search": True}.items():
             assert_error(await client.post("/v1/completions", json=SAID | {name: value}), 400, name)
-        for name, value in {"audio": {}, "functions": [{}]}.items():
+        for name, value in {"response_format": {"type": "xml"}, "functions": [{}]}.items():
             assert_error(await client.post("/v1/chat/completions", json=CHAT | {name: value}), 400, name)
         plain = {"response_format": {"type": "text"}, "modalities": ["text"], "function_call": "none"}
         assert "x-octavo-ignored" not in (await client.post("/v1/chat/completions", json=CHAT | plain)).headers

@@ -304,7 +304,7 @@ ENGINE_ELSEWHERE = {
     "max_cpu_loras": Elsewhere("there are no adapters yet", (None,)),
     "lora_modules": Elsewhere("there are no adapters yet", (None, [])),
     "speculative_config": Elsewhere("there is no speculation yet", (None,)),
-    "structured_outputs_config": Elsewhere("structured output is not built in yet", (None, {})),
+    "structured_outputs_config": Elsewhere("there is one backend, llguidance", (None, {})),
     "limit_mm_per_prompt": Elsewhere("models are text only", (None, {})),
     "mm_processor_kwargs": Elsewhere("models are text only", (None, {})),
     "allowed_local_media_path": Elsewhere("models are text only", (None, "")),

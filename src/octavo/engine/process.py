@@ -84,6 +84,8 @@ class Server:
             greeter.join()  # the socket is this thread's from here on
         self.loop = start.make_loop(self.begin.config, self.parts)
         self.scheduler = self.loop.scheduler
+        if self.loop.constraints is not None:
+            self.loop.constraints.grammars.warm()
         self.admission = Admission(self.begin.max_num_queued_reqs, self.begin.max_num_queued_tokens)
         self.profile = Profile(loop_spans(self.loop), self.begin.profile_dir)
         self.info = self._info()

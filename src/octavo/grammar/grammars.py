@@ -54,6 +54,10 @@ class Grammars:
         except TimeoutError:
             raise too_slow(params) from None
 
+    def warm(self) -> None:
+        """Read the vocabulary and fill a first mask, so that no request waits for that; up to a second or two."""
+        self.compile(StructuredOutputsParams(json_object=True))
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 

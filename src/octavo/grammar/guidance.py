@@ -1,5 +1,6 @@
 """llguidance behind the seam: its tokenizer, compiled grammars, matchers, and masks filled by its own threads."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -38,9 +39,23 @@ class Guidance:
         """The library's own view of the vocabulary; made once, which takes up to a second or two."""
         with self._lock:
             if self._tokens is None:
-                self._tokens = LLTokenizer(_Vocabulary(self.tokenizer, self.vocab_size, self.eos_token_ids))  # type: ignore[arg-type]
+                self._tokens = self._read()
                 self._executor = LLExecutor(max(1, min(MAX_FILL_THREADS, (os.cpu_count() or 2) // 2)))
         return self._tokens
+
+    def _read(self) -> LLTokenizer:
+        """Where only one text can follow, the library allows the tokens that a tokenizer makes of it, and no others.
+
+        A tokenizer that puts a space before every text would put one there: the library knows how to take it away
+        where it reads the tokenizer itself. Of a byte-level one it is quicker to be told the tokens.
+        """
+        vocabulary = _Vocabulary(self.tokenizer, self.vocab_size, self.eos_token_ids)
+        if not self.tokenizer.is_byte_level:
+            with contextlib.suppress(ValueError):  # a kind that it does not know
+                return LLTokenizer(
+                    self.tokenizer.raw.to_str(), n_vocab=self.vocab_size, eos_token=[vocabulary.eos_token_id]
+                )
+        return LLTokenizer(vocabulary)  # type: ignore[arg-type]
 
     def compile(self, params: StructuredOutputsParams) -> LLMatcher:
         text = grammar_text(params)

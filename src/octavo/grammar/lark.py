@@ -70,7 +70,7 @@ def trouble(text: str) -> str:
 def _rules(text: str) -> dict[str, _Part]:
     heads = list(_HEAD.finditer(text))
     rules: dict[str, _Part] = {}
-    for head, behind in zip(heads, [*heads[1:], None], strict=True):
+    for head, behind in zip(heads, [*heads[1:], None], strict=False):
         body = text[head.end() : behind.start() if behind else len(text)]
         part = _Reader(body).alternatives()
         if head[1] in rules:
