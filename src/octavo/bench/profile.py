@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from octavo.bench import offline, profile_trace
-from octavo.bench.profile_trace import STEP, Row, Trace
+from octavo.bench.profile_trace import OWN, STEP, Row, Trace
 from octavo.bench.workload import Workload, items
 from octavo.config import EngineConfig
 from octavo.core.step import PARTS
@@ -194,17 +194,21 @@ def show(trace: Trace, top: int) -> None:
         if not parts:
             continue
         where = "on the device" if on_device else "on the host"
-        print(f"\n{where + ', by part of the step':<58} {'calls a step':>12} {'ms a step':>10} {'share':>7}")
+        print(f"\n{where + ', by part of the step':<51} {'calls':>7} {'ms a step':>10} {'share':>7}")
         for part in (*PARTS, STEP):
             if part in parts:
                 rows = [row for row in trace.rows if row.part == part and row.on_device == on_device]
                 _show_part(trace, part, parts[part], rows, top)
+    hidden = sum(row.seconds for row in trace.rows if row.name == OWN and row.part == "forward")
+    if hidden > trace.step_seconds / 2 and not trace.seconds(on_device=True):
+        print("\nOctavo's C++ kernels run a whole model in one call, which PyTorch does not see;")
+        print("OCTAVO_CPU_KERNELS=0 computes with PyTorch's operators, each of which has a line.")
 
 
 def _show_part(trace: Trace, part: str, seconds: float, rows: list[Row], top: int) -> None:
     def line(name: str, calls: str, seconds: float) -> None:
         print(
-            f"{name[:58]:<58} {calls:>12} {1e3 * seconds / trace.num_steps:>10.3f} {seconds / trace.step_seconds:>7.1%}"
+            f"{name[:51]:<51} {calls:>7} {1e3 * seconds / trace.num_steps:>10.3f} {seconds / trace.step_seconds:>7.1%}"
         )
 
     line("between the parts" if part == STEP else part, "", seconds)
