@@ -34,7 +34,7 @@ class Device:
     def launch(self, step: Step) -> None:
         self.step = step
 
-    def sample(self) -> Any:
+    def sample(self, masks: object = None) -> Any:
         tokens = [[self.rng.randrange(500)] if chunk.samples else [] for chunk in self.step.chunks]
         return lambda: StepResult(tokens)
 

@@ -77,7 +77,10 @@ class Record(Struct, array_like=True, gc=False):
 
 
 class Arrival(Record, tag=0):
-    """`content` labels each full block of the prompt, then what is left of it. `max_tokens` is -1 without a limit."""
+    """`content` labels each full block of the prompt, then what is left of it. `max_tokens` is -1 without a limit.
+
+    `constrained`: its steps are masked.
+    """
 
     delay: int
     number: int
@@ -89,6 +92,7 @@ class Arrival(Record, tag=0):
     namespace: int
     reads_prefix_cache: bool
     content: list[int]
+    constrained: bool = False
 
 
 class Admit(Record, tag=1):
@@ -293,6 +297,7 @@ class Recorder:
             Arrival(
                 self._delay(), live.number, event.request_id, event.num_prompt_tokens, -1 if most is None else most,
                 request.priority, request.tenant, namespace, request.reads_prefix_cache, content,
+                request.params.structured_outputs is not None,
             )
         )  # fmt: skip
 

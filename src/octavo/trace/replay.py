@@ -12,6 +12,7 @@ from octavo.engine.loop import Loop
 from octavo.errors import InvalidRequest
 from octavo.observe.trace import FORMAT, AnyRecord, Arrival, Header, Recorder, Settings, Trace
 from octavo.sampling.bitmask import Bitmasks
+from octavo.structured_outputs import StructuredOutputsParams
 from octavo.trace.life import History, Life, fold
 from octavo.types import FinishReason, Request, SamplingParams
 
@@ -95,6 +96,7 @@ class Replay:
             ignore_eos=True,
             stop_token_ids=(self._texts[number][-1],) if stops else (),  # nowhere else in it
             skip_reading_prefix_cache=not arrival.reads_prefix_cache,
+            structured_outputs=StructuredOutputsParams(json_object=True) if arrival.constrained else None,
         )
         prompt = tuple(self._texts[number][: arrival.num_prompt_tokens])
         try:
