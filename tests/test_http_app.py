@@ -5,6 +5,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -405,3 +406,28 @@ async def test_long_texts_are_refused_before_they_are_read(folder: Path, monkeyp
         monkeypatch.setattr(engine.tokenizer, "encode", pytest.fail)
         answer = await client.post("/v1/completions", json={"prompt": "a" * 100_000})
         assert "256 tokens" in assert_error(answer, 400, "prompt")["message"]
+
+
+@pytest.mark.case("HTTP-06")
+async def test_huge_texts_hold_up_only_each_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with played(folder) as (client, engine):
+        free = threading.Event()
+        encode = engine.tokenizer.encode
+
+        def slow(text: str, *args: Any) -> list[int]:
+            assert len(text) <= serving.HUGE_TEXT or free.wait(20)
+            return encode(text, *args)
+
+        monkeypatch.setattr(serving, "HUGE_TEXT", 30_000)
+        monkeypatch.setattr(engine.tokenizer, "encode", slow)
+        body = {"prompt": "a b " * 10_000, "return_token_strs": True}
+        huge = [asyncio.create_task(client.post("/tokenize", json=body)) for _ in range(10)]
+        await asyncio.sleep(0.2)
+        assert (await client.get("/health")).status_code == 200
+        for text in ("hello", "good day " * 3_000):
+            assert (await client.post("/tokenize", json={"prompt": text})).status_code == 200
+        assert not any(task.done() for task in huge)
+        free.set()
+        answers = [await task for task in huge]
+        assert {answer.status_code for answer in answers} == {200}
+        assert len(answers[0].json()["token_strs"]) == answers[0].json()["count"]

@@ -31,7 +31,8 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     tokenizer = serving.engine.tokenizer
     strings = None
     if body.return_token_strs:
-        strings = await off_loop(len(ids), lambda: [tokenizer.token_text(token_id) for token_id in ids])
+        texts = {token_id: tokenizer.token_text(token_id) for token_id in set(ids)}
+        strings = [texts[token_id] for token_id in ids]
     content = {"count": len(ids), "max_model_len": info.max_model_len, "tokens": ids, "token_strs": strings}
     return Response(encode(content), headers=headers, media_type="application/json")
 
