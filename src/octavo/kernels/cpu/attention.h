@@ -11,7 +11,7 @@
 namespace octavo {
 
 constexpr long CHUNK = 256;     // keys whose scores are held at once
-constexpr long TILE_ROWS = 48;  // rows of queries that share a head of K and V, attended at once
+constexpr long TILE_ROWS = 96;  // rows of queries that share a head of K and V, attended at once
 constexpr long AHEAD = 64;      // keys that are asked for before their turn
 constexpr long MANY_ROWS = 24;  // from here on it pays to reorder V
 constexpr long SPLIT = 256;     // fewest keys worth a work item of their own

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <vector>
 
+#include "tiles.h"
+
 namespace octavo {
 
 // Where threads run: each on its own of some CPUs, or on all of them. See octavo_bind.
@@ -88,6 +90,7 @@ void with_team(long threads, long num_stages, const F& work) {
   if (threads == 1) {
     Worker worker(first, true);
     work(worker);
+    release_tiles();
     return;
   }
 #pragma omp parallel num_threads(int(threads))
@@ -95,6 +98,7 @@ void with_team(long threads, long num_stages, const F& work) {
     take_place(size_t(omp_get_thread_num()));
     Worker worker(first, omp_get_num_threads() == 1);
     work(worker);
+    release_tiles();
   }
 }
 

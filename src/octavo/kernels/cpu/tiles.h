@@ -25,21 +25,37 @@ inline bool tiles_allowed() {
   return allowed;
 }
 
+// Rows of the first and the second block that this thread's tiles have; 0 and 0: none.
+inline long (&shaped())[2] {
+  static thread_local long rows[2] = {0, 0};
+  return rows;
+}
+
 // Tiles 0 to 3 are sums, [two blocks of rows][two groups]; 4 and 5 hold rows, 6 and 7 groups of columns.
-inline void shape_tiles(long rows) {
+inline void shape_tiles(long first, long second) {
+  long(&now)[2] = shaped();
+  if (now[0] == first && (second == 0 || now[1] == second)) return;
+  now[0] = first;
+  now[1] = std::max(1L, second);
   struct alignas(64) {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
   } shape = {};
   shape.palette = 1;
-  const long first = std::min(rows, TILE), second = std::max(1L, rows - TILE);
-  const long each[8] = {first, first, second, second, first, second, TILE, TILE};
+  const long each[8] = {first, first, now[1], now[1], first, now[1], TILE, TILE};
   for (int i = 0; i < 8; i++) {
     shape.bytes[i] = 64;
     shape.rows[i] = uint8_t(each[i]);
   }
   _tile_loadconfig(&shape);
+}
+
+// At the end of a parallel region: others use the unit, too.
+inline void release_tiles() {
+  if (shaped()[0] == 0) return;
+  shaped()[0] = 0;
+  _tile_release();
 }
 
 template <int N, bool TWO>
@@ -88,10 +104,10 @@ inline long each_tile(const uint16_t* rows, long lda, long count, const uint16_t
                       const F& use) {
   if (count < FEWEST_ROWS || inner % (2 * TILE) || !tiles_allowed()) return 0;
   Floats found[2 * TILE][N];
-  long done = 0, shaped = 0;
+  long done = 0;
   while (count - done >= FEWEST_ROWS) {
     const long now = std::min(2 * TILE, count - done);
-    if (now != shaped) shape_tiles(shaped = now);
+    shape_tiles(std::min(now, TILE), std::max(0L, now - TILE));
     const uint16_t* from = rows + done * lda;
     if (now > TILE) multiply_tiles<N, true>(from, lda, groups, ldb, inner, done == 0, found);
     else multiply_tiles<N, false>(from, lda, groups, ldb, inner, done == 0, found);
@@ -99,12 +115,13 @@ inline long each_tile(const uint16_t* rows, long lda, long count, const uint16_t
     use(done, total);
     done += now;
   }
-  _tile_release();
   return done;
 }
 
 #else
 constexpr bool TILES = false;
+
+inline void release_tiles() {}
 
 template <int N, class F>
 inline long each_tile(const uint16_t*, long, long, const uint16_t* const*, long, long, const F&) {
