@@ -252,7 +252,7 @@ def test_ctrl_c_at_any_moment_leaves_an_llm_that_works(tiny_folder: Path) -> Non
 
 def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=200, check=False,
         env={**os.environ, "OCTAVO_LOGGING_LEVEL": "ERROR"},
     )  # fmt: skip
 
@@ -611,7 +611,7 @@ def test_an_output_that_cannot_be_written_ends_without_a_traceback(small: tuple[
     with open("/dev/full", "wb") as full:
         found = command("generate", "hi", *small, stdout=full)
     assert found.returncode == 1
-    assert b"No space left" in found.stderr
+    assert b"no space left" in found.stderr
     assert b"Traceback" not in found.stderr
 
 

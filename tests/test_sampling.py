@@ -22,8 +22,9 @@ from octavo.sampling.min_tokens import MinTokens
 from octavo.sampling.penalties import Penalties
 from octavo.sampling.sampler import PROCESSORS
 from octavo.sampling.temperature import Temperature
+from octavo.sampling.thinking import ThinkingBudget
 from octavo.sampling.top_k_top_p import TopKTopP
-from octavo.types import Request, SamplingParams
+from octavo.types import Request, SamplingParams, Thinking
 
 CPU = torch.device("cpu")
 NEVER = -math.inf
@@ -36,6 +37,7 @@ def admit(
     *,
     bad_words: Sequence[Sequence[int]] = (),
     eos: Sequence[int] = (),
+    thinking: Thinking | None = None,
     **params: object,
 ) -> Admit:
     request = Request(
@@ -44,6 +46,7 @@ def admit(
         params=SamplingParams(**{"max_tokens": 1000, **params}),
         eos_token_ids=frozenset(eos),
         bad_words=tuple(tuple(word) for word in bad_words),
+        thinking=thinking,
     )
     return Admit(slot, (*prompt, *output), (), request)
 
@@ -112,6 +115,7 @@ FEATURES: dict[type[LogitsProcessor], dict[str, object]] = {
     Temperature: {"temperature": 0.5},
     MinP: {"min_p": 0.3},
     TopKTopP: {"top_k": 4, "top_p": 0.7},
+    ThinkingBudget: {"thinking": Thinking(begin=(3,), end=(4,), forced=(4,), opened=True, budget=1)},
 }
 
 

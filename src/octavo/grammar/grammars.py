@@ -55,8 +55,12 @@ class Grammars:
             raise too_slow(params) from None
 
     def warm(self) -> None:
-        """Read the vocabulary and fill a first mask, so that no request waits for that; up to a second or two."""
-        self.compile(StructuredOutputsParams(json_object=True))
+        """Read the vocabulary and fill a first mask, so that no request waits for that; up to a second or two.
+
+        A vocabulary that cannot write an object (no brace in it) is no fault: requests that want one are refused.
+        """
+        with contextlib.suppress(InvalidRequest):
+            self.compile(StructuredOutputsParams(json_object=True))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -105,6 +105,9 @@ def _with_sampling_fields(schema: dict[str, Any]) -> None:
         schema["properties"].setdefault(name, {"description": structured.DESCRIPTIONS.get(name, "")})
     for name in SAMPLING_FIELDS:
         kind = TypeAdapter(hints[name]).json_schema()
+        definitions = {f"#/$defs/{part}": shape for part, shape in kind.pop("$defs", {}).items()}
+        if definitions:  # in their place: a reference would point into this schema, not into the document
+            kind["anyOf"] = [definitions.get(one.get("$ref"), one) for one in kind["anyOf"]]
         if name in ("stop", "bad_words"):
             kind = {"anyOf": [{"type": "string"}, kind]}
         schema["properties"].setdefault(name, kind)
