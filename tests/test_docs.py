@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,22 @@ def test_the_readme_s_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(code.splitlines()) <= 12
     exec(compile(code, "README.md", "exec"), {})
     assert "The capital of France is ->" in capsys.readouterr().out
+
+
+@pytest.mark.real_model
+def test_the_tutorial_prints_what_the_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_models.real_gguf("smollm2")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "block-tables.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(code, "block-tables.md", "exec"), {})
+    shown = re.findall(r"```\n(\d#.*?)```", page, re.DOTALL)
+    assert len(shown) == 3
+    for number, wanted in enumerate(shown):
+        command = [sys.executable, "-m", "octavo", "trace", "show", "blocks.trace", str(number)]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert _without_times(found) == _without_times(wanted)
+
+
+def _without_times(lives: str) -> list[str]:
+    return [" ".join(re.sub(r"\d+\.\d\d ", "", line).split()) for line in lives.splitlines()]
