@@ -223,6 +223,7 @@ def test_after_a_step_that_broke_off_the_engine_is_as_new(
 INTERRUPTED = """
 import os, random, signal, sys, threading
 from octavo import LLM, SamplingParams
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
 llm = LLM(sys.argv[1], skip_tokenizer_init=True, dtype="float32", max_model_len=256, kv_cache_memory_bytes="16M",
           num_threads=1, max_num_batched_tokens=20)
 prompts = [[5, 6, 7, 8] * 8, [9, 10, 11]] * 3
