@@ -79,7 +79,7 @@ def main() -> None:
         # A reader that has enough, such as `head`, is no fault.
         known = explain(error)
         sys.exit(None if isinstance(error, BrokenPipeError) else f"octavo: {known.line if known else error}")
-    except Exception as error:
+    except Exception as error:  # whatever it is, the last line says the cause
         if explain(error) is None:
             traceback.print_exc()
         sys.exit(f"octavo: {cause(error)}")

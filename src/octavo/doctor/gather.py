@@ -59,7 +59,7 @@ def gather(model: str | None, host: str, port: int) -> Facts:
             found[name] = looks[name]()
         except ProbeFailed as error:
             failed[name] = str(error)
-        except Exception as error:
+        except Exception as error:  # a look that fails is a finding, not the end of the others
             failed[name] = f"{type(error).__name__}: {error}"
 
     # Daemons: a folder on a file system that is gone would hold the process up for ever.
